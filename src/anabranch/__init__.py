@@ -1,0 +1,21 @@
+"""Anabranch: an LLM inference engine in which every way of splitting attention gives one answer.
+
+Owns the package's version and its one public class, imported on first use so that
+``import anabranch`` stays free of torch.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from anabranch.engine.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "LLM":
+        from anabranch.engine.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'anabranch' has no attribute {name!r}")
