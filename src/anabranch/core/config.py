@@ -5,14 +5,15 @@ keywords, `core.resolve` turns them into a `RunConfig` or a `Refusal`. Decides n
 """
 
 from dataclasses import dataclass, field, fields
-from typing import TypeVar, cast
+from typing import TypeVar
 
 Choice = str
 T = TypeVar("T")
 
 
 def _flag(default: T, text: str, *choices: str) -> T:
-    return cast(T, field(default=default, metadata={"help": text, "choices": choices}))
+    made: T = field(default=default, metadata={"help": text, "choices": choices})
+    return made
 
 
 @dataclass(frozen=True)
