@@ -59,6 +59,8 @@ class Chunks:
     tokens: int32 [sum of count]; -1 means: the seat's last sampled token, from the token table.
     logits: per chunk, which rows need logits (uint8 [n]: 0 none, 1 last row, 2 all rows).
     sample: uint8 [n]: 1 if a token is drawn from the chunk's last row and kept in the token table.
+    after: int32 [n]: the known id that follows the chunk's last row, or -1; empty stands for all -1.
+        Given where prompt logprobs are wanted, so that a chunk's last position has one too.
     """
 
     seat: Ints = field(default_factory=lambda: NO_INTS)
@@ -67,6 +69,7 @@ class Chunks:
     tokens: Ints = field(default_factory=lambda: NO_INTS)
     logits: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     sample: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    after: Ints = field(default_factory=lambda: NO_INTS)
 
     @property
     def rows(self) -> int:
