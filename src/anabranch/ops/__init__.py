@@ -1,0 +1,9 @@
+"""The room of kernels: every op is a torch reference, and faster providers held to it.
+
+Owns the choice of a provider per op, made once per device by ``bind``. Knows nothing of ranks,
+plans or models.
+"""
+
+from anabranch.ops.table import Op, Ops, Provider, bind
+
+__all__ = ["Op", "Ops", "Provider", "bind"]

@@ -1,0 +1,1 @@
+"""The torch references: each op's spec, its fallback and the oracle of its other providers."""

@@ -1,0 +1,136 @@
+"""The table of ops, and the choice of a provider for each, made once per device.
+
+Owns what an ``Op`` is, which ops there are and ``bind``. Knows no kernel's inside: a provider says
+by itself whether it can run here. Nothing is kept between calls, so engines do not meet in it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+import torch
+
+from anabranch.ops import samples
+from anabranch.ops.reference import attention, partials, rows
+from anabranch.ops.samples import Sample
+from anabranch.ops.signatures import (
+    AttendPaged,
+    AttendPagedMla,
+    AttendRows,
+    CopyRows,
+    MergePartials,
+    PackPartials,
+    SumMembers,
+)
+
+Choice = Literal["auto", "reference", "cpp"]
+Kernel = TypeVar("Kernel", bound=Callable[..., object])
+
+EXACT: Mapping[torch.dtype, float] = {}
+MERGE = {torch.float32: 2e-6, torch.bfloat16: 7.8e-3, torch.float16: 1e-3}
+ATTENTION = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+
+
+@dataclass(frozen=True)
+class Provider(Generic[Kernel]):
+    """One implementation of an op on one device.
+
+    ``supports`` gives None when it can run on this machine, else the reason it cannot; ``load``
+    gives the kernel, and is called only after ``supports`` gave None.
+    """
+
+    name: str
+    device: str
+    supports: Callable[[], str | None]
+    load: Callable[[], Kernel]
+
+
+@dataclass(frozen=True)
+class Op(Generic[Kernel]):
+    """An op: its torch reference (spec, fallback, oracle), tolerance, sample inputs and providers.
+
+    ``tolerance`` is the largest absolute error against the reference per output dtype, on samples
+    of unit scale; a dtype that is not named must be bit-equal.
+    """
+
+    name: str
+    reference: Kernel
+    tolerance: Mapping[torch.dtype, float]
+    samples: Callable[[], Iterable[Sample]]
+    providers: tuple[Provider[Kernel], ...] = ()
+
+    def choose(self, device: str, choice: Choice) -> tuple[str, Kernel]:
+        """The provider's name and kernel for a device; ValueError when the asked one cannot run."""
+        reasons = []
+        for p in self.providers if choice != "reference" else ():
+            if p.device != device or choice not in ("auto", p.name):
+                continue
+            reason = p.supports()
+            if reason is None:
+                return p.name, p.load()
+            reasons.append(f"{p.name}: {reason}")
+        if choice in ("auto", "reference"):
+            return "reference", self.reference
+        why = "; ".join(reasons) or f"{choice} has none for device {device!r}"
+        raise ValueError(f"op {self.name}: {why}; use provider='auto' or 'reference'")
+
+
+@dataclass(frozen=True)
+class Ops:
+    """Every op, bound for one device. ``providers`` names the provider of each."""
+
+    device: str
+    copy_rows: CopyRows
+    pack_partials: PackPartials
+    merge_partials: MergePartials
+    sum_members: SumMembers
+    attend_paged_gqa: AttendPaged
+    attend_paged_mla: AttendPagedMla
+    attend_rows: AttendRows
+    providers: Mapping[str, str]
+
+    def describe(self) -> dict[str, str]:
+        """Op name -> provider name."""
+        return dict(self.providers)
+
+
+COPY_ROWS: Op[CopyRows] = Op("copy_rows", rows.copy_rows, EXACT, samples.copy_rows)
+PACK_PARTIALS: Op[PackPartials] = Op(
+    "pack_partials", partials.pack_partials, EXACT, samples.pack_partials
+)
+MERGE_PARTIALS: Op[MergePartials] = Op(
+    "merge_partials", partials.merge_partials, MERGE, samples.merge_partials
+)
+SUM_MEMBERS: Op[SumMembers] = Op("sum_members", rows.sum_members, EXACT, samples.sum_members)
+ATTEND_PAGED_GQA: Op[AttendPaged] = Op(
+    "attend_paged_gqa", attention.attend_paged_gqa, ATTENTION, samples.attend_paged_gqa
+)
+ATTEND_PAGED_MLA: Op[AttendPagedMla] = Op(
+    "attend_paged_mla", attention.attend_paged_mla, ATTENTION, samples.attend_paged_mla
+)
+ATTEND_ROWS: Op[AttendRows] = Op(
+    "attend_rows", attention.attend_rows, ATTENTION, samples.attend_rows
+)
+
+
+def bind(device: str = "cpu", provider: Choice = "auto") -> Ops:
+    """Every op for one device, each with the best provider that runs here, or the asked one."""
+    if provider not in ("auto", "reference", "cpp"):
+        raise ValueError(f"provider {provider!r}; one of 'auto', 'reference', 'cpp'")
+    names: dict[str, str] = {}
+
+    def pick(op: Op[Kernel]) -> Kernel:
+        names[op.name], kernel = op.choose(device, provider)
+        return kernel
+
+    return Ops(
+        device=device,
+        copy_rows=pick(COPY_ROWS),
+        pack_partials=pick(PACK_PARTIALS),
+        merge_partials=pick(MERGE_PARTIALS),
+        sum_members=pick(SUM_MEMBERS),
+        attend_paged_gqa=pick(ATTEND_PAGED_GQA),
+        attend_paged_mla=pick(ATTEND_PAGED_MLA),
+        attend_rows=pick(ATTEND_ROWS),
+        providers=names,
+    )
