@@ -1,0 +1,174 @@
+"""From recipes to the tensors of one rank, streamed: peak memory stays near the rank's own weights.
+
+Weights are copied into arenas of anonymous (or shared) memory that asks for huge pages: decode
+reads every weight once a token, and 4 KiB file pages cost it TLB misses. A parameter that several
+ranks of the host hold alike lies in one shared arena and is written by its lowest holder.
+Knows no checkpoint format and no model.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from anabranch.weights.readers.base import Reader, check_source, cut, whole_ranges
+from anabranch.weights.recipe import Param, Recipe, Source
+from anabranch.weights.share import ALIGN, Share, aborting, private_arena
+
+_STREAM = 1 << 22  # elements read and converted at a time
+
+Params = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where a parameter lies. writer: the rank that fills it; offset: bytes into its arena."""
+
+    param: Param
+    dtype: torch.dtype
+    shared: bool
+    offset: int
+    writer: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.param.shape) * self.dtype.itemsize
+
+
+def _dtype(param: Param, model: torch.dtype) -> torch.dtype:
+    if param.dtype is None:
+        return model
+    named = getattr(torch, param.dtype, None)
+    assert isinstance(named, torch.dtype), f"{param.name}: {param.dtype} is not a dtype"
+    return named
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+def plan_slots(
+    recipes: Sequence[Recipe], rank: int, dtype: torch.dtype
+) -> tuple[list[_Slot], int, int]:
+    """Slots of `rank`'s parameters, bytes of its private arena, bytes of the shared one.
+
+    Pure integers: every rank of the host computes the same shared offsets from the same recipes.
+    """
+    Key = tuple[tuple[Source, ...], tuple[int, ...], torch.dtype]
+    holders: dict[Key, list[int]] = {}
+    for holder, recipe in enumerate(recipes):
+        for param in recipe:
+            ranks = holders.setdefault((param.sources, param.shape, _dtype(param, dtype)), [])
+            if holder not in ranks:
+                ranks.append(holder)
+    shared: dict[Key, int] = {}
+    shared_bytes = 0
+    for key, ranks in holders.items():
+        if len(ranks) > 1:
+            shared[key] = shared_bytes
+            shared_bytes += _aligned(math.prod(key[1]) * key[2].itemsize)
+    slots, private_bytes = [], 0
+    for param in recipes[rank]:
+        key = (param.sources, param.shape, _dtype(param, dtype))
+        if key in shared:
+            slots.append(_Slot(param, key[2], True, shared[key], holders[key][0]))
+        else:
+            slots.append(_Slot(param, key[2], False, private_bytes, rank))
+            private_bytes += _aligned(slots[-1].nbytes)
+    return slots, private_bytes, shared_bytes
+
+
+def _parts(param: Param, tensor: torch.Tensor) -> Iterator[tuple[Source, torch.Tensor]]:
+    """Each source with the view of the parameter's memory that it fills (joined along dim 0)."""
+    flat, at = tensor.view(-1), 0
+    for source in param.sources:
+        shape = source.local_shape
+        count = math.prod(shape)
+        yield source, flat[at : at + count].view(shape)
+        at += count
+    assert at == flat.numel(), (
+        f"{param.name}: sources hold {at} elements, shape {param.shape} has {flat.numel()}"
+    )
+
+
+def _fill(source: Source, out: torch.Tensor, reader: Reader) -> None:
+    """Reads `source` into `out`, some rows at a time, so that conversions need little memory."""
+    ranges = whole_ranges(source)
+    if not ranges:
+        out.copy_(reader.read(source))
+        return
+    start, stop = ranges[0]
+    rows = max(1, _STREAM * (stop - start) // max(1, out.numel()))
+    for top in range(start, stop, rows):
+        bottom = min(stop, top + rows)
+        piece = Source(source.name, source.shape, ((top, bottom), *ranges[1:]))
+        out[top - start : bottom - start].copy_(reader.read(piece))
+    reader.release()
+
+
+def load(
+    recipes: Sequence[Recipe],
+    rank: int,
+    reader: Reader,
+    dtype: torch.dtype,
+    share: Share,
+) -> Params:
+    """Parameters of `rank` by name, in CPU memory.
+
+    recipes: one per rank of this host, in rank order; `rank` indexes it. dtype: of parameters that
+    name none. share: how the host's ranks hold equal parameters once (`weights.share`). Raises
+    ValueError, from the reader, for tensors that are absent or of another shape.
+    """
+    slots, private_bytes, shared_bytes = plan_slots(recipes, rank, dtype)
+    with aborting(share):  # every fault of the checkpoint shows before memory is taken
+        for slot in slots:
+            for source in slot.param.sources:
+                check_source(source, reader.shape(source.name), "checkpoint")
+    private = private_arena(private_bytes)
+    shared = share.arena(shared_bytes)
+    params: Params = {}
+    for slot in slots:
+        arena = shared if slot.shared else private
+        memory = arena[slot.offset : slot.offset + slot.nbytes]
+        params[slot.param.name] = memory.view(slot.dtype).view(slot.param.shape)
+    with aborting(share):
+        for slot in slots:
+            if slot.writer == rank:
+                for source, out in _parts(slot.param, params[slot.param.name]):
+                    _fill(source, out, reader)
+    share.barrier()
+    return params
+
+
+def update(
+    recipes: Sequence[Recipe],
+    rank: int,
+    params: Params,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    share: Share,
+) -> None:
+    """Writes checkpoint tensors (whole, by released name) in place into what `load` returned.
+
+    Views of the parameters see the new values. Every rank of the host calls it with the same names.
+    ValueError, before anything is written, for a name no parameter uses or a wrong shape.
+    """
+    slots, _, _ = plan_slots(recipes, rank, dtype)
+    known = {
+        source.name: source.shape for recipe in recipes for p in recipe for source in p.sources
+    }
+    for name, tensor in tensors.items():
+        if name not in known:
+            raise ValueError(f"update_weights: the model has no tensor {name!r}")
+        if tuple(tensor.shape) != known[name]:
+            raise ValueError(
+                f"update_weights: tensor {name!r} has shape {list(tensor.shape)}, "
+                f"wanted {list(known[name])}"
+            )
+    for slot in slots:
+        if slot.writer == rank:
+            for source, out in _parts(slot.param, params[slot.param.name]):
+                if source.name in tensors:
+                    out.copy_(cut(tensors[source.name], whole_ranges(source)))
+    share.barrier()
