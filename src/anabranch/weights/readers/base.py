@@ -20,7 +20,9 @@ class Reader(Protocol):
 
     def names(self) -> Collection[str]: ...
 
-    def shape(self, name: str) -> tuple[int, ...]: ...
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """None if the reader makes any shape it is asked for."""
+        ...
 
     def dtype(self, name: str) -> torch.dtype: ...
 
@@ -38,15 +40,17 @@ def whole_ranges(source: Source) -> tuple[Range, ...]:
     return source.ranges + tuple((0, n) for n in source.shape[len(source.ranges) :])
 
 
-def check_source(source: Source, found: tuple[int, ...], where: str) -> None:
+def check_source(source: Source, found: tuple[int, ...] | None, where: str) -> None:
     """ValueError if the checkpoint's tensor is not the one the recipe was made for."""
-    if found != source.shape:
+    if found is not None and found != source.shape:
         raise ValueError(
             f"{where}: tensor {source.name!r} has shape {list(found)}, "
             f"but config.json asks for {list(source.shape)}"
         )
     for dim, (start, stop) in enumerate(whole_ranges(source)):
-        assert 0 <= start <= stop <= found[dim], f"{source.name} dim {dim}: [{start}, {stop})"
+        assert 0 <= start <= stop <= source.shape[dim], (
+            f"{source.name} dim {dim}: [{start}, {stop})"
+        )
 
 
 def cut(tensor: torch.Tensor, ranges: tuple[Range, ...]) -> torch.Tensor:

@@ -1,0 +1,55 @@
+"""A checkpoint's facts as the dict `core.read_arch` takes: from a folder or a GGUF. No torch."""
+
+import json
+from pathlib import Path
+
+from anabranch.weights.gguf_file import GGUFFile
+from anabranch.weights.gguf_names import released_config
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """A JSON object from a file; ValueError names the file and what is wrong with it."""
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError as e:
+        raise ValueError(f"{path}: no such file") from e
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+        raise ValueError(f"{path}: not readable as JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: wanted a JSON object, found {type(value).__name__}")
+    return value
+
+
+def read_config(path: Path) -> dict[str, object]:
+    """config.json of a folder, or its equal made from a GGUF file's metadata.
+
+    Ends of text that only generation_config.json lists are added to eos_token_id.
+    """
+    if path.is_file():
+        return released_config(GGUFFile(path))
+    config = read_json(path / "config.json")
+    if (path / "generation_config.json").is_file():
+        more = read_json(path / "generation_config.json").get("eos_token_id")
+        ends = [*_listed(config.get("eos_token_id")), *_listed(more)]
+        config["eos_token_id"] = list(dict.fromkeys(ends))
+    return config
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def fp8_block(path: Path, config: dict[str, object]) -> tuple[int, int]:
+    """Rows and columns of a quantisation block; ValueError for quantisations that are not read."""
+    quant = config.get("quantization_config")
+    if quant is None:
+        return 128, 128
+    method = quant.get("quant_method") if isinstance(quant, dict) else quant
+    block = quant.get("weight_block_size") if isinstance(quant, dict) else None
+    sizes = block if isinstance(block, list) else []
+    if method != "fp8" or len(sizes) != 2 or not all(isinstance(n, int) and n > 0 for n in sizes):
+        raise ValueError(
+            f"{path}: checkpoints quantised by {method!r} (weight_block_size {block!r}) are not "
+            "read; known: fp8 with weight_block_size, GGUF, or no quantisation"
+        )
+    return sizes[0], sizes[1]
