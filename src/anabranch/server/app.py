@@ -1,0 +1,225 @@
+"""Routes. Each turns a request into a call of `Service` and its answer into a response."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+import anabranch
+from anabranch.server.errors import ApiError, engine_error
+from anabranch.server.fields import parse_body
+from anabranch.server.generate import Delta, merge
+from anabranch.server.guard import Guard, read_body
+from anabranch.server.metrics import CONTENT_TYPE
+from anabranch.server.schema import Ask, parse_chat, parse_completion
+from anabranch.server.service import Job, Service
+from anabranch.server.shapes import Body, ChatShape, CompletionShape, Shape, joined, usage
+from anabranch.text.tokenizer import Json
+
+_BODY_SECONDS = 60.0
+_CLIENT_GONE = 499  # never seen by anyone; the log's word for a hang-up
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The ASGI application: guard outside, routes inside."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+
+    async def health(request: Request) -> Response:
+        state = service.state
+        ok = state in ("ready", "draining")
+        return JSONResponse({"status": "ok" if ok else state}, 200 if ok else 503)
+
+    async def ready(request: Request) -> Response:
+        accepts = service.accepts
+        state = "full" if service.state == "ready" and not accepts else service.state
+        return JSONResponse({"status": state}, 200 if accepts else 503)
+
+    async def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(service, n) for n in service.names]})
+
+    async def model(request: Request) -> Response:
+        name = service.check_model(request.path_params["name"])
+        return JSONResponse(_model(service, name))
+
+    async def server_info(request: Request) -> Response:
+        return JSONResponse(_server_info(service))
+
+    async def metrics(request: Request) -> Response:
+        return Response(await service.stats_page(), media_type=CONTENT_TYPE)
+
+    async def completions(request: Request) -> Response:
+        return await _generate(service, request, parse_completion, CompletionShape)
+
+    async def chat(request: Request) -> Response:
+        return await _generate(service, request, parse_chat, ChatShape)
+
+    for path, handler in (
+        ("/health", health),
+        ("/ready", ready),
+        ("/v1/models", models),
+        ("/v1/models/{name:path}", model),
+        ("/server_info", server_info),
+        ("/metrics", metrics),
+    ):
+        app.add_route(path, handler, ["GET"])
+    app.add_route("/v1/completions", completions, ["POST"])
+    app.add_route("/v1/chat/completions", chat, ["POST"])
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_any_error)
+    guarded: ASGIApp = Guard(app, service.options.api_key, service.options.origins)
+    if service.options.origins:
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=service.options.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    return guarded
+
+
+def _model(service: Service, name: str) -> dict[str, Json]:
+    ready = service.ready
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "anabranch",
+        "max_model_len": None if ready is None else ready.max_model_len,
+    }
+
+
+def _server_info(service: Service) -> dict[str, Json]:
+    info: dict[str, Json] = {"version": anabranch.__version__, "model": service.names[0]}
+    if service.ready is not None:
+        info |= json.loads(service.ready.info)
+        info |= {
+            "vocab_size": service.ready.vocab_size,
+            "max_model_len": service.ready.max_model_len,
+        }
+    return info
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """The router's own 404 and 405, in the API's form."""
+    assert isinstance(error, HTTPException)
+    path = request.scope["path"]
+    words = {404: f"there is no {path}", 405: f"{path} does not take {request.method}"}
+    status = error.status_code
+    return _error_response(ApiError(status, words.get(status, error.detail), code="not_found"))
+
+
+async def _on_any_error(request: Request, error: Exception) -> Response:
+    return _error_response(engine_error(f"{type(error).__name__}: {error}"))
+
+
+def _error_response(error: ApiError) -> Response:
+    return JSONResponse(error.body(), error.status, error.headers)
+
+
+async def _generate(
+    service: Service,
+    request: Request,
+    parse: Callable[[dict[str, Json]], Ask],
+    shape_of: type[CompletionShape] | type[ChatShape],
+) -> Response:
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            data = await read_body(request.receive, service.options.max_body)
+    except TimeoutError:
+        raise ApiError(408, f"no whole body came in {_BODY_SECONDS:g} s", code="timeout") from None
+    except ConnectionResetError:
+        return Response(status_code=_CLIENT_GONE)
+    ask = parse(parse_body(data))
+    model = service.check_model(ask.model)
+    count = ask.n * max(1, len(ask.prompts))
+    service.admit(count)
+    try:
+        job = await service.prepare(ask)
+        shape: Shape = shape_of(job.id, model, ask, job.prompts, service.tokenizer)
+        if ask.stream:
+            return EventStream(service, job, shape, count)
+        body = await service.attend(_whole(service, job, shape), _hang_up(request.receive))
+    except BaseException:
+        service.release(count)
+        raise
+    service.release(count)
+    return Response(status_code=_CLIENT_GONE) if body is None else JSONResponse(body)
+
+
+async def _hang_up(receive: Receive) -> None:
+    """Ends when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _whole(service: Service, job: Job, shape: Shape) -> Body:
+    parts: dict[int, list[Delta]] = {choice.index: [] for choice in job.choices}
+    async with aclosing(merge(job.choices, service.engine, service.metrics)) as deltas:
+        async for choice, delta in deltas:
+            parts[choice.index].append(delta)
+    whole = [(choice, joined(parts[choice.index])) for choice in job.choices]
+    return shape.whole(whole, usage(job.prompts, job.choices))
+
+
+class EventStream(Response):
+    """Server-sent events of one job. Gives back its places in the queue when it ends, however."""
+
+    def __init__(self, service: Service, job: Job, shape: Shape, places: int) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._service = service
+        self._job = job
+        self._shape = shape
+        self._places = places
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._service.attend(self._pump(send), _hang_up(receive))
+        except ApiError as error:
+            # the status is sent already: an error event is how a stream tells of it
+            await _send_event(send, error.body())
+            await _send_part(send, b"data: [DONE]\n\n", last=True)
+        finally:
+            self._service.release(self._places)
+
+    async def _pump(self, send: Send) -> None:
+        async with aclosing(self._bodies()) as bodies:
+            async for body in bodies:
+                await _send_event(send, body)
+        await _send_part(send, b"data: [DONE]\n\n", last=True)
+
+    async def _bodies(self) -> AsyncGenerator[Body]:
+        job, shape, service = self._job, self._shape, self._service
+        for choice in job.choices:
+            for body in shape.opening(choice):
+                yield body
+        begun: set[int] = set()
+        async with aclosing(merge(job.choices, service.engine, service.metrics)) as deltas:
+            async for choice, delta in deltas:
+                for body in shape.chunks(choice, delta, choice.index not in begun):
+                    yield body
+                begun.add(choice.index)
+        if job.ask.include_usage:
+            yield shape.usage_chunk(usage(job.prompts, job.choices))
+
+
+async def _send_event(send: Send, body: object) -> None:
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    await _send_part(send, f"data: {text}\n\n".encode())
+
+
+async def _send_part(send: Send, data: bytes, last: bool = False) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": not last})
