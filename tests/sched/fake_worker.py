@@ -1,7 +1,7 @@
 """A worker without a model, for scheduler tests: its next token is a hash of the whole history.
 
-Page contents are simulated slot by slot, so a wrong token, position, page, order of writes or reuse of
-a page changes what is drawn or trips an assertion.
+Page contents are simulated slot by slot, so a wrong token, position, page, order of writes or reuse
+of a page changes what is drawn or trips an assertion.
 """
 
 from collections import deque

@@ -165,9 +165,52 @@ def test_small_cache_many_requests(depth: int) -> None:
     assert stats.preemptions > 0 and stats.cached_tokens > 0
     assert stats.free_pages == (40,)
     for r in requests:
-        tokens, reason = alone(r, config)
+        tokens, _ = alone(r, config)
         got = driver.tokens(r.id)
         assert got == (tokens[: len(got)] if driver.reason(r.id) == "abort" else tokens)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_shortage_hardly_delays_the_oldest(depth: int) -> None:
+    """Latest arrivals give way, also while their tokens are under way."""
+    config = SchedulerConfig(
+        pages=12, page_size=16, max_running=8, max_model_len=200, vocab_size=VOCAB, depth=depth
+    )
+    driver = Driver(config)
+    for i in range(8):
+        driver.scheduler.submit(request(f"r{i}", [i, 5], ignore_eos=True, max_tokens=70))
+    while "r0" not in driver.outputs or driver.reason("r0") is None:
+        driver.step()
+    assert driver.scheduler.stats().preemptions > 0
+    assert len(driver.plans) <= 70 + 70 // 16 + depth
+    driver.drain()
+    assert all(driver.reason(f"r{i}") == "length" for i in range(8))
+
+
+def test_preempted_before_its_prompt_logprobs_were_out() -> None:
+    config = SchedulerConfig(
+        pages=20, page_size=4, prefill_rows=4, max_model_len=200, vocab_size=VOCAB
+    )
+    driver = Driver(config)
+    driver.scheduler.submit(request("a", [1, 2], ignore_eos=True, max_tokens=60))
+    driver.step()
+    r = request("b", list(range(100, 160)), max_tokens=1, prompt_logprobs=0)
+    driver.scheduler.submit(r)
+    driver.drain()
+    assert driver.scheduler.stats().preemptions > 0
+    check_details(driver, r, "length", driver.tokens("b")[-1])
+
+
+@pytest.mark.parametrize("length", [16, 17, 32, 33])
+def test_same_prompt_again_computes_at_least_one_token(length: int) -> None:
+    config = SchedulerConfig(pages=40, page_size=16, max_model_len=200, vocab_size=VOCAB)
+    driver = Driver(config)
+    for name in ("a", "b"):
+        r = request(name, list(range(length)), max_tokens=20)
+        driver.scheduler.submit(r)
+        driver.drain()
+        assert driver.tokens(name) == alone(r, config)[0]
+    assert driver.outputs["b"][0].cached_tokens == (length - 1) // 16 * 16
 
 
 def test_row_of_an_ended_request_runs_once_more_at_depth_two() -> None:
@@ -283,7 +326,7 @@ def test_short_extend_over_long_prefix_runs_as_decode_rows() -> None:
 
 
 def test_every_shared_prefix_length_hits_its_full_pages() -> None:
-    """Shared lengths up to two pages and one: hits are the full pages, answers as without a cache."""
+    """Shared lengths up to two pages and one: full pages are hit, answers as without a cache."""
     for shared in range(1, 2 * 16 + 2):
         config = SchedulerConfig(pages=40, page_size=16, max_model_len=200, vocab_size=VOCAB)
         driver = Driver(config)

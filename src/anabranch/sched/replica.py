@@ -263,11 +263,10 @@ class Replica:
         self.seated[seat] = None
         self._decoding[seat] = False
         heappush(self._free_seats, seat)
-        self._pages = [(s, pages) for s, pages in self._pages if s != seat]
-        if any(join.seat == seat for join in self._join):  # the workers never heard of it
-            self._join = [join for join in self._join if join.seat != seat]
-        else:
-            self._leave.append(seat)
+        assert not self._join and not self._pages, (
+            "who joins or grows has a row, so a plan went out"
+        )
+        self._leave.append(seat)
         if self._last_plan[seat] >= applied:
             self._deferred.append((int(self._last_plan[seat]), seq.pages))
         else:
