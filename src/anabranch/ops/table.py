@@ -4,6 +4,7 @@ Owns what an ``Op`` is, which ops there are and ``bind``. Knows no kernel's insi
 by itself whether it can run here. Nothing is kept between calls, so engines do not meet in it.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
@@ -11,6 +12,7 @@ from typing import Generic, Literal, TypeVar
 import torch
 
 from anabranch.ops import samples
+from anabranch.ops.cpu import provider as cpp
 from anabranch.ops.reference import attention, partials, rows
 from anabranch.ops.samples import Sample
 from anabranch.ops.signatures import (
@@ -36,13 +38,13 @@ class Provider(Generic[Kernel]):
     """One implementation of an op on one device.
 
     ``supports`` gives None when it can run on this machine, else the reason it cannot; ``load``
-    gives the kernel, and is called only after ``supports`` gave None.
+    gives the kernel for a number of threads, and is called only after ``supports`` gave None.
     """
 
     name: str
     device: str
     supports: Callable[[], str | None]
-    load: Callable[[], Kernel]
+    load: Callable[[int], Kernel]
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Op(Generic[Kernel]):
     samples: Callable[[], Iterable[Sample]]
     providers: tuple[Provider[Kernel], ...] = ()
 
-    def choose(self, device: str, choice: Choice) -> tuple[str, Kernel]:
+    def choose(self, device: str, choice: Choice, threads: int) -> tuple[str, Kernel]:
         """The provider's name and kernel for a device; ValueError when the asked one cannot run."""
         reasons = []
         for p in self.providers if choice != "reference" else ():
@@ -67,7 +69,7 @@ class Op(Generic[Kernel]):
                 continue
             reason = p.supports()
             if reason is None:
-                return p.name, p.load()
+                return p.name, p.load(threads)
             reasons.append(f"{p.name}: {reason}")
         if choice in ("auto", "reference"):
             return "reference", self.reference
@@ -94,33 +96,70 @@ class Ops:
         return dict(self.providers)
 
 
-COPY_ROWS: Op[CopyRows] = Op("copy_rows", rows.copy_rows, EXACT, samples.copy_rows)
+def _cpp(load: Callable[[cpp.CppOps], Kernel]) -> tuple[Provider[Kernel], ...]:
+    return (Provider("cpp", "cpu", cpp.unusable, lambda threads: load(cpp.CppOps(threads))),)
+
+
+COPY_ROWS: Op[CopyRows] = Op(
+    "copy_rows", rows.copy_rows, EXACT, samples.copy_rows, _cpp(lambda k: k.copy_rows)
+)
 PACK_PARTIALS: Op[PackPartials] = Op(
-    "pack_partials", partials.pack_partials, EXACT, samples.pack_partials
+    "pack_partials",
+    partials.pack_partials,
+    EXACT,
+    samples.pack_partials,
+    _cpp(lambda k: k.pack_partials),
 )
 MERGE_PARTIALS: Op[MergePartials] = Op(
-    "merge_partials", partials.merge_partials, MERGE, samples.merge_partials
+    "merge_partials",
+    partials.merge_partials,
+    MERGE,
+    samples.merge_partials,
+    _cpp(lambda k: k.merge_partials),
 )
-SUM_MEMBERS: Op[SumMembers] = Op("sum_members", rows.sum_members, EXACT, samples.sum_members)
+SUM_MEMBERS: Op[SumMembers] = Op(
+    "sum_members", rows.sum_members, EXACT, samples.sum_members, _cpp(lambda k: k.sum_members)
+)
 ATTEND_PAGED_GQA: Op[AttendPaged] = Op(
-    "attend_paged_gqa", attention.attend_paged_gqa, ATTENTION, samples.attend_paged_gqa
+    "attend_paged_gqa",
+    attention.attend_paged_gqa,
+    ATTENTION,
+    samples.attend_paged_gqa,
+    _cpp(lambda k: k.attend_paged_gqa),
 )
 ATTEND_PAGED_MLA: Op[AttendPagedMla] = Op(
-    "attend_paged_mla", attention.attend_paged_mla, ATTENTION, samples.attend_paged_mla
+    "attend_paged_mla",
+    attention.attend_paged_mla,
+    ATTENTION,
+    samples.attend_paged_mla,
+    _cpp(lambda k: k.attend_paged_mla),
 )
 ATTEND_ROWS: Op[AttendRows] = Op(
-    "attend_rows", attention.attend_rows, ATTENTION, samples.attend_rows
+    "attend_rows",
+    attention.attend_rows,
+    ATTENTION,
+    samples.attend_rows,
+    _cpp(lambda k: k.attend_rows),
 )
 
 
-def bind(device: str = "cpu", provider: Choice = "auto") -> Ops:
-    """Every op for one device, each with the best provider that runs here, or the asked one."""
+def bind(device: str = "cpu", provider: Choice = "auto", threads: int | None = None) -> Ops:
+    """Every op for one device, each with the best provider that runs here, or the asked one.
+
+    ``threads`` bounds a call's threads (torch's number when None). A provider that is asked for
+    and cannot run is a ValueError with the reason; under "auto" the reference takes its place,
+    with one warning.
+    """
     if provider not in ("auto", "reference", "cpp"):
         raise ValueError(f"provider {provider!r}; one of 'auto', 'reference', 'cpp'")
+    reason = cpp.unusable() if device == "cpu" and provider == "auto" else None
+    if reason is not None:
+        warnings.warn(f"the reference ops run, slowly: {reason}", RuntimeWarning, stacklevel=2)
+    team = torch.get_num_threads() if threads is None else threads
     names: dict[str, str] = {}
 
     def pick(op: Op[Kernel]) -> Kernel:
-        names[op.name], kernel = op.choose(device, provider)
+        names[op.name], kernel = op.choose(device, provider, team)
         return kernel
 
     return Ops(
@@ -134,3 +173,17 @@ def bind(device: str = "cpu", provider: Choice = "auto") -> Ops:
         attend_rows=pick(ATTEND_ROWS),
         providers=names,
     )
+
+
+def describe() -> dict[str, str]:
+    """The compiled part, for people: instruction sets, the one in use, threads."""
+    here = cpp.machine()
+    if here is None:
+        return {"compiled": "no", "why": cpp.unusable() or ""}
+    usable = cpp.unusable()
+    return {
+        "compiled": ", ".join(here.compiled),
+        "runnable": ", ".join(here.runnable),
+        "isa": cpp.chosen_isa(here) if usable is None else f"none: {usable}",
+        "threads": f"{torch.get_num_threads()} ({here.team})",
+    }

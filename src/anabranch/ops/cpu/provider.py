@@ -1,0 +1,177 @@
+"""The compiled CPU provider: finds the extension, picks an instruction set, gives the kernels.
+
+Owns the allocation of results around the extension's kernels. The extension itself checks shapes
+and dtypes. Without it (no compiler at install) ``unusable`` says so and nothing here is called.
+"""
+
+import importlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from anabranch.ops.signatures import (
+    Base,
+    CopyRows,
+    PackPartials,
+)
+
+if TYPE_CHECKING:
+    from anabranch.ops.cpu import _cpu
+
+ISA_VARIABLE = "ANABRANCH_ISA"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the extension can do here: instruction sets compiled and runnable, widest first."""
+
+    compiled: tuple[str, ...]
+    runnable: tuple[str, ...]
+    team: str
+
+
+def machine() -> Machine | None:
+    """None where the extension was not built."""
+    try:
+        extension = importlib.import_module("anabranch.ops.cpu._cpu")
+    except ModuleNotFoundError:
+        return None
+    isas = extension.isas()
+    compiled = tuple(name for name, _ in isas)
+    return Machine(compiled, tuple(name for name, runs in isas if runs), extension.team_name())
+
+
+def chosen_isa(here: Machine) -> str:
+    """The widest runnable instruction set, or the one ANABRANCH_ISA asks for."""
+    asked = os.environ.get(ISA_VARIABLE)
+    if asked is None or asked == "auto":
+        if not here.runnable:
+            raise ValueError(f"none of the compiled instruction sets {here.compiled} runs here")
+        return here.runnable[0]
+    if asked not in here.runnable:
+        raise ValueError(
+            f"{ISA_VARIABLE}={asked!r}: of the compiled {here.compiled} this machine runs "
+            f"{here.runnable}; unset it or name one of these"
+        )
+    return asked
+
+
+def unusable() -> str | None:
+    """Why the provider cannot run here, or None."""
+    here = machine()
+    if here is None:
+        return "anabranch was installed without a C++ compiler; install one and reinstall"
+    if not here.runnable:
+        return f"this processor runs none of {here.compiled}"
+    return None
+
+
+class CppOps:
+    """The kernels of one instruction set, each over up to ``threads`` threads."""
+
+    copy_rows: CopyRows
+    pack_partials: PackPartials
+
+    def __init__(self, threads: int) -> None:
+        here = machine()
+        assert here is not None, "ask unusable() first"
+        extension = importlib.import_module("anabranch.ops.cpu._cpu")
+        self._native: _cpu.Provider = extension.Provider(chosen_isa(here), threads, Tensor)
+        self.copy_rows = self._native.copy_rows
+        self.pack_partials = self._native.pack_partials
+
+    def sum_members(self, parts: Tensor | Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+        """See ``signatures.SumMembers``."""
+        if out is None:
+            if not len(parts):
+                raise ValueError("sum_members: no parts; give one per member")
+            out = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+        self._native.sum_members(parts, out)
+        return out
+
+    def merge_partials(
+        self,
+        partials: Tensor,
+        lse: Tensor,
+        *,
+        base: Base = "e",
+        sink: Tensor | None = None,
+        out: Tensor | None = None,
+        lse_out: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """See ``signatures.MergePartials``."""
+        if base not in ("e", "2"):
+            raise ValueError(f"merge_partials: base {base!r}; use 'e' or '2'")
+        if out is None:
+            out = partials.new_empty(partials.shape[1:])
+        if lse_out is None:
+            lse_out = lse.new_empty(lse.shape[1:])
+        self._native.merge_partials(partials, lse, base == "2", sink, out, lse_out)
+        return out, lse_out
+
+    def attend_paged_gqa(
+        self,
+        q: Tensor,
+        pool: Tensor,
+        page_table: Tensor,
+        lens: Tensor,
+        *,
+        page_slots: int,
+        kv_map: Tensor,
+        scale: float,
+        start: Tensor | None = None,
+        sink: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """See ``signatures.AttendPaged``."""
+        out = torch.empty(q.shape, dtype=q.dtype)
+        lse = torch.empty(q.shape[:-1], dtype=torch.float32)
+        self._native.attend_paged_gqa(
+            q, pool, page_table, lens, page_slots, kv_map, scale, start, sink, out, lse
+        )
+        return out, lse
+
+    def attend_paged_mla(
+        self,
+        q: Tensor,
+        pool: Tensor,
+        page_table: Tensor,
+        lens: Tensor,
+        *,
+        page_slots: int,
+        value_width: int,
+        scale: float,
+        start: Tensor | None = None,
+        sink: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """See ``signatures.AttendPagedMla``."""
+        out = torch.empty((*q.shape[:-1], max(value_width, 0)), dtype=q.dtype)
+        lse = torch.empty(q.shape[:-1], dtype=torch.float32)
+        self._native.attend_paged_mla(
+            q, pool, page_table, lens, page_slots, value_width, scale, start, sink, out, lse
+        )
+        return out, lse
+
+    def attend_rows(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_pos: Tensor,
+        k_pos: Tensor,
+        *,
+        kv_map: Tensor,
+        scale: float,
+        window: int | None = None,
+        sink: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """See ``signatures.AttendRows``."""
+        if window is not None and window < 1:
+            raise ValueError(f"attend_rows: window {window}; a row sees itself, so 1 is the least")
+        out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)
+        lse = torch.empty(q.shape[:-1], dtype=torch.float32)
+        self._native.attend_rows(q, k, v, q_pos, k_pos, kv_map, scale, window or 0, sink, out, lse)
+        return out, lse

@@ -1,0 +1,147 @@
+// Vectors of fp32 as wide as the instruction set, and the 16-bit floats they are loaded from.
+//
+// Owns the only code that knows register widths. Included once per instruction set, inside an
+// anonymous namespace, so that nothing compiled for a wide set can be linked into a narrow one.
+// For the same reason no standard template is used in files that include it.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+#define ANABRANCH_INLINE inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
+typedef uint16_t vh __attribute__((vector_size(2 * W)));
+
+struct Bf16 { uint16_t bits; };
+struct Half { uint16_t bits; };
+
+ANABRANCH_INLINE vf broadcast(float x) { return vf{} + x; }
+ANABRANCH_INLINE vf select(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+ANABRANCH_INLINE vf larger(vf a, vf b) { return select(a > b, a, b); }
+
+ANABRANCH_INLINE vf load(const float* p) { vf x; memcpy(&x, p, sizeof x); return x; }
+ANABRANCH_INLINE void store(float* p, vf x) { memcpy(p, &x, sizeof x); }
+
+ANABRANCH_INLINE vf load(const Bf16* p) {
+  vh x;
+  memcpy(&x, p, sizeof x);
+  return (vf)(__builtin_convertvector(x, vu) << 16);
+}
+
+// Round to nearest even in integers; a NaN stays a NaN (its payload could else round to infinity).
+ANABRANCH_INLINE void store(Bf16* p, vf x) {
+  const vu u = (vu)x;
+  const vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const vu quiet = (u >> 16) | 0x40u;
+  const vu isnan = (vu)(x != x);
+  const vh y = __builtin_convertvector((isnan & quiet) | (~isnan & rounded), vh);
+  memcpy(p, &y, sizeof y);
+}
+
+#if defined(__AVX512F__)
+ANABRANCH_INLINE vf load(const Half* p) {
+  return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+}
+ANABRANCH_INLINE void store(Half* p, vf x) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(__F16C__)
+ANABRANCH_INLINE vf load(const Half* p) { return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+ANABRANCH_INLINE void store(Half* p, vf x) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+}
+#else
+// Half = sign, 5 exponent bits (bias 15), 10 mantissa bits: moved into fp32's place, then scaled by
+// 2^112 to mend the bias; subnormals come out right, infinity and NaN need their exponent refilled.
+ANABRANCH_INLINE vf load(const Half* p) {
+  vh raw;
+  memcpy(&raw, p, sizeof raw);
+  const vu h = __builtin_convertvector(raw, vu);
+  const vf scaled = (vf)((h & 0x7fffu) << 13) * 0x1p112f;
+  const vu special = (vu)((h & 0x7c00u) == 0x7c00u) & 0x7f800000u;
+  return (vf)((vu)scaled | special | ((h & 0x8000u) << 16));
+}
+// Above the normal range: infinity (or NaN); within: round in integers; below: an fp32 addition
+// whose ulp is the half's subnormal ulp does the rounding.
+ANABRANCH_INLINE void store(Half* p, vf x) {
+  const vu u = (vu)x & 0x7fffffffu, sign = ((vu)x >> 16) & 0x8000u;
+  const vu normal = (u - (112u << 23) + 0xfffu + ((u >> 13) & 1u)) >> 13;
+  const vu subnormal = (vu)((vf)u + 0.5f) - (uint32_t)0x3f000000u;
+  const vu big = ((vu)(u > 0x7f800000u) & 0x200u) | 0x7c00u;
+  const vu is_big = (vu)(u >= 0x477ff000u), is_small = (vu)(u < 0x38800000u);
+  const vu y = (is_big & big) | (~is_big & ((is_small & subnormal) | (~is_small & normal)));
+  const vh h = __builtin_convertvector(y | sign, vh);
+  memcpy(p, &h, sizeof h);
+}
+#endif
+
+// The first n < W elements, zeros behind them: nothing past them is touched.
+template <class T>
+ANABRANCH_INLINE vf load_part(const T* p, int n) {
+  T few[W] = {};
+  memcpy(few, p, n * sizeof(T));
+  return load(few);
+}
+
+template <class T>
+ANABRANCH_INLINE void store_part(T* p, vf x, int n) {
+  T few[W];
+  store(few, x);
+  memcpy(p, few, n * sizeof(T));
+}
+
+ANABRANCH_INLINE float sum_lanes(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#elif defined(__AVX2__)
+  const __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+#else
+  return (x[0] + x[2]) + (x[1] + x[3]);
+#endif
+}
+
+ANABRANCH_INLINE float max_lanes(vf x) {
+  float m = x[0];
+  for (int i = 1; i < W; ++i) m = x[i] > m ? x[i] : m;
+  return m;
+}
+
+// e^x for x <= 0 within 2 ulp, 0 below -87 (where fp32 turns subnormal) and for -inf: 2^n * e^r with
+// |r| <= ln2/2, e^r by its Taylor series to degree 7 (the next term is 1e-8 of the result).
+ANABRANCH_INLINE vf exp_negative(vf x) {
+  const vf bounded = larger(x, broadcast(-87.0f));
+  const vf magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const vf n = (bounded * 1.44269504f + magic) - magic;
+  const vf r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+  vf y = broadcast(1.0f / 5040);
+  y = y * r + 1.0f / 720;
+  y = y * r + 1.0f / 120;
+  y = y * r + 1.0f / 24;
+  y = y * r + 1.0f / 6;
+  y = y * r + 0.5f;
+  y = y * r + 1.0f;
+  y = y * r + 1.0f;
+  const vi power = (__builtin_convertvector(n, vi) + 127) << 23;
+  return select(x < -87.0f, vf{}, y * (vf)power);
+}
+
+}  // namespace
