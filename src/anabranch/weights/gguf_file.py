@@ -29,7 +29,7 @@ TYPES = {
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """kind: ggml's type number. shape: row-major (GGUF lists dims the other way). start: in bytes."""
+    """kind: ggml's type number. shape: row-major (GGUF lists dims reversed). start: in bytes."""
 
     name: str
     kind: int

@@ -16,7 +16,7 @@ from anabranch.weights.readers.base import Reader, check_source, cut, whole_rang
 from anabranch.weights.recipe import Param, Recipe, Source
 from anabranch.weights.share import ALIGN, Share, aborting, private_arena
 
-_STREAM = 1 << 17  # elements read and converted at a time: they stay in a core's cache
+_STREAM = 1 << 15  # elements read and converted at a time: in cache, and too few for torch to fork
 
 Params = dict[str, torch.Tensor]
 

@@ -114,13 +114,13 @@ class GGUFReader:
         if len(tensor.shape) > 2:
             return cut(dequantise(rows, tensor.kind).view(tensor.shape), ranges)
         start, stop = ranges[0]
-        picked = rows[start:stop] if order is None else rows[order[start:stop]]
+        picked = rows[start:stop] if order is None else rows.index_select(0, order[start:stop])
         return cut(dequantise(picked, tensor.kind), ((0, stop - start), ranges[1]))
 
     def _row_order(self, name: str, tensor: GGUFTensor) -> torch.Tensor | None:
         """The file's row for each released row, where they differ.
 
-        Released rows of a head are (half, i), the file's (i, half): pairs (i, i + d/2) lie together.
+        Released rows of a head are (half, i), those of the file (i, half): pairs are neighbours.
         """
         heads = self._heads.get(".".join(name.split(".")[-3:-1]))
         if heads is None:
