@@ -1,0 +1,110 @@
+"""How queries meet entries: one object per attention kind, over rows at hand or over a paged pool.
+
+A kernel knows the form of an entry and nothing of ranks: exchanges call it with whatever entries are
+in reach. Both calls return (out [T, H, Dv], lse [T, H] fp32, natural log) and never apply a sink:
+their result may be merged, and the sink belongs to the merge.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from anabranch.nn.step import Paged
+from anabranch.ops import Ops
+
+
+class Kernel(Protocol):
+    """q [T, H, Dq]; entries [S, W] as a layer's pool stores them."""
+
+    def rows(
+        self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Entries at hand, causal by position."""
+        ...
+
+    def paged(self, q: Tensor, pool: Tensor, where: Paged) -> tuple[Tensor, Tensor]:
+        """This rank's cached entries, as many as `where` says per row."""
+        ...
+
+
+@dataclass(frozen=True)
+class GqaKernel:
+    """Entries are [2, kv_heads, D]; kv_map int32 [H] gives each query head its KV head."""
+
+    ops: Ops
+    kv_map: Tensor
+    head_dim: int
+    scale: float
+    window: int | None = None
+
+    def rows(
+        self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        kv = entries.unflatten(-1, (2, -1, self.head_dim))
+        return self.ops.attend_rows(
+            q, kv[:, 0], kv[:, 1], q_pos, k_pos,
+            kv_map=self.kv_map, scale=self.scale, window=self.window,
+        )  # fmt: skip
+
+    def paged(self, q: Tensor, pool: Tensor, where: Paged) -> tuple[Tensor, Tensor]:
+        return self.ops.attend_paged_gqa(
+            q, pool, where.page_table, where.lens, page_slots=where.local_page,
+            kv_map=self.kv_map, scale=self.scale,
+            start=None if self.window is None else where.starts[self.window],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LatentKernel:
+    """MLA, absorbed: q is [T, H, kv_lora + rope], all heads share the entry, the value is its latent."""
+
+    ops: Ops
+    zeros: Tensor
+    kv_lora: int
+    scale: float
+
+    def rows(
+        self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        keys = entries.unsqueeze(1)
+        return self.ops.attend_rows(
+            q, keys, keys[..., : self.kv_lora], q_pos, k_pos,
+            kv_map=self.zeros[: q.shape[1]], scale=self.scale,
+        )  # fmt: skip
+
+    def paged(self, q: Tensor, pool: Tensor, where: Paged) -> tuple[Tensor, Tensor]:
+        return self.ops.attend_paged_mla(
+            q, pool, where.page_table, where.lens, page_slots=where.local_page,
+            value_width=self.kv_lora, scale=self.scale,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExpandedKernel:
+    """MLA, expanded: keys and values of each head are computed from the latent of the entries.
+
+    kv_b [H, nope + v, kv_lora]. Only over rows at hand: a pool is read in absorbed form.
+    """
+
+    ops: Ops
+    kv_b: Tensor
+    heads: Tensor
+    nope: int
+    scale: float
+
+    def rows(
+        self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        latent_width = self.kv_b.shape[2]
+        latent, rope = entries[:, :latent_width], entries[:, latent_width:]
+        kv = (latent @ self.kv_b.flatten(0, 1).t()).view(len(entries), *self.kv_b.shape[:2])
+        shared = rope.unsqueeze(1).expand(-1, kv.shape[1], -1)
+        keys = torch.cat((kv[..., : self.nope], shared), dim=-1)
+        return self.ops.attend_rows(
+            q, keys, kv[..., self.nope :], q_pos, k_pos, kv_map=self.heads, scale=self.scale
+        )
+
+    def paged(self, q: Tensor, pool: Tensor, where: Paged) -> tuple[Tensor, Tensor]:
+        raise AssertionError("cached latents are attended to in absorbed form")

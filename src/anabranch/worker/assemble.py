@@ -1,0 +1,94 @@
+"""The one place where choices become objects: from a `RunConfig` and a rank to a `Worker`."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from anabranch import ops
+from anabranch.comm.group import Group, Trace, Transport
+from anabranch.core.arch import GQA
+from anabranch.core.resolve import RunConfig
+from anabranch.kv.pool import KvSpec, Pool
+from anabranch.layout.choice import Place
+from anabranch.layout.mesh import Axes
+from anabranch.models.build import Builder
+from anabranch.models.recipes import decoder as decoder_recipe
+from anabranch.weights.load import load
+from anabranch.weights.readers.base import Reader
+from anabranch.weights.share import Share
+from anabranch.worker.blocks import BlockMaker
+from anabranch.worker.inputs import InputMaker
+from anabranch.worker.runner import Worker
+from anabranch.worker.sampler import Sampler
+from anabranch.worker.seats import Seats
+
+
+class World(Protocol):
+    """How the ranks of a model copy reach each other."""
+
+    def transport(self, members: tuple[int, ...], me: int) -> Transport:
+        """The transport of one group; every member asks for its groups in the same order."""
+        ...
+
+
+@dataclass
+class Groups:
+    """Groups of one rank, made once for exactly the axes in use."""
+
+    run: RunConfig
+    rank: int
+    world: World | None
+    trace: Trace | None = None
+
+    def __post_init__(self) -> None:
+        self._made: dict[tuple[int, ...], Group] = {}
+
+    def along(self, axes: Axes) -> Group:
+        members = self.run.layout.mesh.group(self.rank, axes)
+        if members not in self._made:
+            me = members.index(self.rank)
+            transport = None
+            if len(members) > 1:
+                assert self.world is not None, "several ranks need a world"
+                transport = self.world.transport(members, me)
+            self._made[members] = Group(members, me, transport, trace=self.trace)
+        return self._made[members]
+
+
+def build(
+    run: RunConfig,
+    rank: int,
+    reader: Reader,
+    share: Share,
+    world: World | None = None,
+    trace: Trace | None = None,
+) -> Worker:
+    """Load this rank's weights and make everything it works with."""
+    device = torch.device(run.device)
+    layout, arch = run.layout, run.arch
+    own = layout.ownership(arch.heads, arch.kv_heads)
+    places = [Place(layout, own, r) for r in range(layout.mesh.world)]
+    dtype = getattr(torch, run.dtype)
+    weights = load([decoder_recipe(arch, p) for p in places], rank, reader, dtype, share)
+    groups = Groups(run, rank, world, trace)
+    bound = ops.bind(run.device, run.config.ops)  # type: ignore[arg-type]
+    model = Builder(
+        arch, places[rank], bound, weights, groups.along, device, run.max_model_len + 1
+    ).decoder()
+    spec = KvSpec(
+        arch.layers, run.kv_width, run.kv_pages, layout.stripes.local_page,
+        getattr(torch, run.kv_dtype),
+    )  # fmt: skip
+    pool = Pool(spec, device, poison="poison" in run.config.debug_switches)
+    longest = -(-run.max_model_len // layout.stripes.page)
+    seats = Seats.make(run.config.max_running, longest, device)
+    windows = arch.attn.windows if isinstance(arch.attn, GQA) else ()
+    inputs = InputMaker(
+        layout, own, rank, groups.along, device,
+        BlockMaker(own, rank, run.config.workspace_tokens, device),
+        tuple(sorted({w for w in windows if w is not None})),
+    )  # fmt: skip
+    replica = layout.mesh.coord(rank).dp
+    leads = rank == layout.mesh.rank(dp=replica)
+    return Worker(rank, replica, leads, model, pool, seats, inputs, Sampler())

@@ -1,0 +1,157 @@
+"""From a `StepPlan` and a rank's place to its `StepInputs`: every index of a step is made here.
+
+Nothing below this file asks which phase a segment has. Attention's host-side planning (which entries
+are brought where, what is stored, how long each row's local stripe is) happens here too, once a step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from anabranch.comm.group import Group
+from anabranch.comm.moves import BoundMove, bind_move
+from anabranch.core.plan import Phase, StepPlan
+from anabranch.layout.choice import Layout
+from anabranch.layout.mesh import DP, EVERY, REPLICA, Axes
+from anabranch.layout.ownership import Ownership
+from anabranch.layout.phases import FFN_TENSOR, RESIDUAL, Exchange
+from anabranch.layout.rows import Rows
+from anabranch.layout.split import RowSplit
+from anabranch.nn.step import Brought, Paged, Picked, SegmentInputs, StepInputs
+from anabranch.worker.blocks import BlockMaker, SegmentView
+from anabranch.worker.rows import Ints, SegmentRows, StepRows, step_rows
+from anabranch.worker.seats import Seats
+
+
+@dataclass(frozen=True)
+class InputMaker:
+    """Makes inputs for one rank. windows: the distinct sliding windows of the layers."""
+
+    layout: Layout
+    own: Ownership
+    rank: int
+    group_of: Callable[[Axes], Group]
+    device: torch.device
+    blocks: BlockMaker
+    windows: tuple[int, ...] = ()
+
+    def make(self, plan: StepPlan, seats: Seats) -> StepInputs:
+        rows = step_rows(self.layout, plan)
+        residual = RESIDUAL[self.layout.residual]
+        segments, ids, embed, low = [], [], [], 0
+        for seg in rows.segments:
+            high = low + seg.split.local(self.rank, residual.shard)
+            segments.append(self._segment(seg, seats, residual, low, high))
+            tokens, moved = self._embedded(seg, seats, residual)
+            ids.append(tokens)
+            embed.append(moved)
+            low = high
+        joint = rows.joint(residual.shard)
+        return StepInputs(
+            number=plan.number,
+            ids=tuple(ids),
+            embed=tuple(embed),
+            segments=tuple(segments),
+            enter_ffn=self._bind(residual, FFN_TENSOR[0], joint),
+            leave_ffn=self._bind(FFN_TENSOR[1], residual, joint),
+            enter_rows=self._bind(residual, Rows(EVERY), joint),
+            leave_rows=self._bind(Rows(EVERY), residual, joint),
+            picked=self._picked(rows, residual),
+        )
+
+    @property
+    def replica(self) -> int:
+        return self.layout.mesh.coord(self.rank).dp
+
+    def _bind(self, src: Rows, dst: Rows, split: RowSplit) -> BoundMove:
+        return bind_move(src, dst, split, self.rank, self.group_of)
+
+    def _index(self, values: Ints) -> Tensor:
+        return self.blocks.index(values)
+
+    def _embedded(self, seg: SegmentRows, seats: Seats, residual: Rows) -> tuple[Tensor, BoundMove]:
+        """Ids to embed and the move of what was embedded: ids move if the embedding is whole."""
+        chunks, order = seg.chunks[self.replica], seg.order[self.replica]
+        given = self._index(chunks.tokens[order].astype(np.int64))
+        seat = np.repeat(chunks.seat, chunks.count)[order].astype(np.int64)
+        last = seats.tokens.index_select(0, self._index(seat))
+        tokens = torch.where(given < 0, last, given)
+        if self.layout.embedding == "whole":
+            return self._bind(Rows(DP), residual, seg.split)(tokens), BoundMove(())
+        return tokens, self._bind(Rows(DP, REPLICA), residual, seg.split)
+
+    def _picked(self, rows: StepRows, residual: Rows) -> Picked:
+        mesh = self.layout.mesh
+        target = Rows() if self.layout.lm_head == "all" else Rows(DP)
+        shard = residual.shard | target.shard
+        ids = {r: rows.wanted_ids(r, shard) for r in mesh.group(self.rank, shard - target.shard)}
+        split = RowSplit(mesh, tuple(len(ids.get(r, ())) for r in range(mesh.world)))
+        gathered = np.concatenate(list(ids.values()))
+        order = np.argsort(gathered)
+        ascending = bool(np.all(np.diff(gathered) > 0))
+        held = rows.residual_ids(self.rank, residual.shard)
+        first, last = rows.replica_ids(self.replica)
+        own = np.searchsorted(gathered[order], [first, last])
+        return Picked(
+            rows=self._index(np.flatnonzero(np.isin(held, ids[self.rank]))),
+            gather=self._bind(Rows(shard), target, split),
+            order=None if ascending else self._index(order),
+            total=len(gathered),
+            own=(int(own[0]), int(own[1])),
+        )
+
+    # attention ---------------------------------------------------------------------------------
+
+    def _segment(
+        self, seg: SegmentRows, seats: Seats, residual: Rows, low: int, high: int
+    ) -> SegmentInputs:
+        form = self.layout.prefill if seg.phase is Phase.PREFILL else self.layout.decode
+        view = SegmentView.of(seg, self.replica)
+        make = self._brought if form.exchange is Exchange.KV_TO_Q else self._in_place
+        positions, reach = make(view, seats)
+        return SegmentInputs(
+            phase=seg.phase,
+            low=low,
+            high=high,
+            enter=self._bind(residual, form.rows_in, seg.split),
+            leave=self._bind(form.rows_out, residual, seg.split),
+            positions=positions,
+            reach=reach,
+        )
+
+    def _brought(self, view: SegmentView, seats: Seats) -> tuple[Tensor, Brought]:
+        """KV comes to the queries of this cp rank: fresh entries from peers, cached from stripes."""
+        cp, make = self.layout.mesh.coord(self.rank).cp, self.blocks
+        if self.layout.kv_to_q == "ring" and self.layout.mesh.cp > 1:
+            fresh = make.ring(view, cp, seats)
+        else:
+            fresh = (make.gathered(view, cp, seats),)
+        positions = self._index(view.position[view.of_cp(cp)])
+        return positions, Brought(fresh, make.cached(view, cp, seats))
+
+    def _in_place(self, view: SegmentView, seats: Seats) -> tuple[Tensor, Paged]:
+        """Every row sees the own stripe's entries up to its own position."""
+        stripes, stripe = self.own.stripes, self.own.stripe(self.rank)
+        lens = stripes.local_len(view.position + 1, stripe)
+        most = max(1, -(-int(lens.max(initial=0)) // stripes.local_page))
+        starts = None
+        if self.windows:
+            hidden = {w: np.maximum(view.position + 1 - w, 0) for w in self.windows}
+            starts = {w: self._int32(stripes.local_len(h, stripe)) for w, h in hidden.items()}
+        rows, slots = self.blocks.stored(view.seat, view.position, seats)
+        where = Paged(
+            page_table=self._int32(seats.pages[view.seat, :most]),
+            lens=self._int32(lens),
+            local_page=stripes.local_page,
+            starts=starts or {},
+            write_rows=rows,
+            write_slots=slots,
+        )
+        return self._index(view.position), where
+
+    def _int32(self, values: Ints | NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(self.device)

@@ -1,0 +1,48 @@
+"""One rank: applies a plan to its state, runs the model, samples, and reports what was drawn.
+
+Owns the order of a step. Which objects it works with was decided in `assemble`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from anabranch.core.plan import ReplicaPlan, ReplicaResult, StepPlan
+from anabranch.kv.pool import Pool
+from anabranch.models.decoder import Decoder
+from anabranch.worker.inputs import InputMaker
+from anabranch.worker.sampler import Sampler, result_of
+from anabranch.worker.seats import Seats
+
+
+@dataclass
+class Worker:
+    """Runs the steps of one rank. `step` returns a result on the rank that leads its replica."""
+
+    rank: int
+    replica: int
+    leads: bool
+    model: Decoder
+    pool: Pool
+    seats: Seats
+    inputs: InputMaker
+    sampler: Sampler
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> ReplicaResult | None:
+        mine = plan.replicas[self.replica]
+        self.seats.apply(plan.number, mine)
+        self.pool.copy_pages(mine.copies)
+        if not any(r.rows for r in plan.replicas):
+            return self._report(mine, None)
+        step = self.inputs.make(plan, self.seats)
+        rows = self.model(step, self.pool)
+        return self._report(mine, self.model.logits(rows, step) if step.picked.total else None)
+
+    def _report(self, plan: ReplicaPlan, logits: torch.Tensor | None) -> ReplicaResult | None:
+        if logits is None or not len(logits):
+            empty = np.zeros(0, np.int32)
+            return ReplicaResult(empty, empty) if self.leads else None
+        drawn = self.sampler.draw(plan, logits, self.seats)
+        return result_of(plan, logits, drawn, self.seats) if self.leads else None

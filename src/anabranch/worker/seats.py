@@ -1,0 +1,45 @@
+"""What a rank remembers between steps: who sits where, page tables, and the last sampled tokens.
+
+Plans are numbered deltas against this state; a gap in the numbers is fatal. Page tables are numpy:
+they are read on the host when a step's inputs are made.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from anabranch.core.plan import Join, ReplicaPlan
+
+
+@dataclass
+class Seats:
+    """The seats of this rank's replica. pages: int32 [seats, most pages of a sequence]."""
+
+    pages: NDArray[np.int32]
+    filled: NDArray[np.int32]
+    tokens: torch.Tensor
+    joined: dict[int, Join]
+    next_number: int = 0
+
+    @staticmethod
+    def make(seats: int, pages: int, device: torch.device) -> "Seats":
+        tokens = torch.zeros(seats, dtype=torch.int64, device=device)
+        return Seats(np.zeros((seats, pages), np.int32), np.zeros(seats, np.int32), tokens, {})
+
+    def apply(self, number: int, plan: ReplicaPlan) -> None:
+        """Leave, join and append pages, in this order."""
+        if number != self.next_number:
+            raise RuntimeError(f"step {number} arrived where step {self.next_number} was due")
+        self.next_number += 1
+        for seat in plan.leave:
+            del self.joined[seat]
+            self.filled[seat] = 0
+        for join in plan.join:
+            assert join.seat not in self.joined, join
+            self.joined[join.seat] = join
+        for seat, pages in plan.pages:
+            at = int(self.filled[seat])
+            self.pages[seat, at : at + len(pages)] = pages
+            self.filled[seat] = at + len(pages)
