@@ -81,7 +81,7 @@ class _File:
                 wanted = dtype.itemsize
                 for n in shape:
                     wanted *= n
-                if end - begin != wanted or begin < 0:
+                if end - begin != wanted or begin < 0 or any(n < 0 for n in shape):
                     raise ValueError(
                         f"{self.path}: tensor {name!r}: {end - begin} bytes, "
                         f"but {facts['dtype']} {list(shape)} takes {wanted}"
