@@ -36,7 +36,9 @@ class Rope:
 
 @dataclass(frozen=True)
 class GQA:
-    """Grouped-query attention. scale multiplies q.k; windows: per layer, visible positions or None."""
+    """Grouped-query attention. scale multiplies q.k; windows: per layer, visible positions or
+    None.
+    """
 
     heads: int
     kv_heads: int
@@ -51,7 +53,9 @@ class GQA:
 
 @dataclass(frozen=True)
 class MLA:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). The cached row is kv_lora + rope wide."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). The cached row is kv_lora +
+    rope wide.
+    """
 
     heads: int
     q_lora: int | None
@@ -70,7 +74,8 @@ class MoE:
     score: softmax or sigmoid of the router logits. select: plain top-k; group_max: groups ranked
     by their best score (DeepSeek-V2 group_limited_greedy); group_top2: by the sum of their two best
     corrected scores (noaux_tc). correction_bias: added for selection only. renorm: weights divided
-    by their sum. scaling: multiplies the weights. shared_width: width of all shared experts together, 0 for none.
+    by their sum. scaling: multiplies the weights. shared_width: width of all shared experts
+    together, 0 for none.
     """
 
     experts: int

@@ -40,7 +40,8 @@ class Output:
     """New tokens of one request, in order.
 
     tokens: ids drawn since the last Output. logprobs: one per token if asked.
-    prompt_logprobs: set once, with the first token, if asked: entries for prompt positions 1..len-1.
+    prompt_logprobs: set once, with the first token, if asked: entries for prompt positions
+    1..len-1.
     finish_reason: None while running; then "stop", "length", "abort", "timeout" or "error".
     stop_token: the id that ended it when finish_reason is "stop" (it is part of `tokens`).
     cached_tokens: prompt tokens served by the prefix cache (known from the first Output on).
@@ -79,7 +80,9 @@ class Stats:
 
 @dataclass(frozen=True)
 class Ready:
-    """The model is loaded on every rank and steps can run. `info` is /server_info's content as JSON."""
+    """The model is loaded on every rank and steps can run. `info` is /server_info's content as
+    JSON.
+    """
 
     vocab_size: int
     max_model_len: int

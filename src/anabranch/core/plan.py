@@ -35,7 +35,8 @@ class Logits(StrEnum):
 
 @dataclass(frozen=True)
 class Join:
-    """A request takes a seat (an index below max_running, per replica) and keeps it until it leaves.
+    """A request takes a seat (an index below max_running, per replica) and keeps it until it
+    leaves.
 
     prompt_len: tokens of the user's prompt (min_tokens and seeds count from there). A request that
     was preempted joins again with its generated tokens as part of what is recomputed.
@@ -59,7 +60,8 @@ class Chunks:
     tokens: int32 [sum of count]; -1 means: the seat's last sampled token, from the token table.
     logits: per chunk, which rows need logits (uint8 [n]: 0 none, 1 last row, 2 all rows).
     sample: uint8 [n]: 1 if a token is drawn from the chunk's last row and kept in the token table.
-    after: int32 [n]: the known id that follows the chunk's last row, or -1; empty stands for all -1.
+    after: int32 [n]: the known id that follows the chunk's last row, or -1; empty stands for all
+    -1.
         Given where prompt logprobs are wanted, so that a chunk's last position has one too.
     """
 
@@ -92,7 +94,8 @@ class ReplicaPlan:
 
     pages: (seat, page ids appended to its page table), in order; a seat that joins starts empty
         and gets its prefix-cache hit pages this way too.
-    copies: (source page, destination page) to copy before the step's rows run (partial pages of forks).
+    copies: (source page, destination page) to copy before the step's rows run (partial pages of
+    forks).
     """
 
     leave: tuple[int, ...] = ()
@@ -138,7 +141,8 @@ class ReplicaResult:
 
     seat, token: the seats that drew a token, in plan order (prefill chunks before decode chunks).
     logprobs: seat -> logprobs of the drawn token, for seats that asked.
-    prompt_logprobs: seat -> one entry per position of this step's chunk whose *next* token is known.
+    prompt_logprobs: seat -> one entry per position of this step's chunk whose *next* token is
+    known.
     logits: seat -> (first position, float32 [rows, vocab] as bytes) for scoring requests.
     """
 

@@ -1,7 +1,8 @@
 """What a user asks for: sampling parameters, a request, and the one check of both.
 
 Owns the meaning and limits of every request field. `SamplingParams.check` is called by the front
-(to answer 400) and again by the brain, so no endpoint can forget it. Knows nothing of HTTP or tensors.
+(to answer 400) and again by the brain, so no endpoint can forget it. Knows nothing of HTTP or
+tensors.
 """
 
 from dataclasses import dataclass, field, fields
@@ -65,7 +66,9 @@ class SamplingParams:
             _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)
         _integer("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise FieldError("min_tokens", f"{self.min_tokens} is above max_tokens {self.max_tokens}")
+            raise FieldError(
+                "min_tokens", f"{self.min_tokens} is above max_tokens {self.max_tokens}"
+            )
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None:
@@ -80,7 +83,9 @@ class SamplingParams:
             raise FieldError("stop", f"at most {MAX_STOPS} strings, got {len(self.stop)}")
         for text in self.stop:
             if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_LENGTH:
-                raise FieldError("stop", f"each must be a string of 1 to {MAX_STOP_LENGTH} characters")
+                raise FieldError(
+                    "stop", f"each must be a string of 1 to {MAX_STOP_LENGTH} characters"
+                )
         if len(self.stop_ids) > 256:
             raise FieldError("stop_token_ids", f"at most 256 ids, got {len(self.stop_ids)}")
         for token in self.stop_ids:

@@ -1,4 +1,6 @@
-"""From the tensors of a rank to its `Decoder`: views per phase are made here, once, and never change."""
+"""From the tensors of a rank to its `Decoder`: views per phase are made here, once, and never
+change.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -28,7 +28,9 @@ class GatedMlp:
 
 @dataclass(frozen=True)
 class DenseFfn:
-    """Cut by width over every rank. `mlp.bias` of the row-parallel half is added once, after the sum."""
+    """Cut by width over every rank. `mlp.bias` of the row-parallel half is added once, after the
+    sum.
+    """
 
     mlp: GatedMlp
 

@@ -47,7 +47,8 @@ class Block:
 class Paged:
     """Queries read this rank's pool in place: local entries per query row.
 
-    page_table int32 [T, pages], lens int32 [T]; starts: per sliding window, first visible int32 [T].
+    page_table int32 [T, pages], lens int32 [T]; starts: per sliding window, first visible int32
+    [T].
     write_rows, write_slots: the fresh entries this rank stores (rows None: all) and where.
     """
 

@@ -37,7 +37,9 @@ class Head:
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [n, d], the same rows on every member -> logits fp32 [n, vocab], equal on every member."""
+        """x [n, d], the same rows on every member -> logits fp32 [n, vocab], equal on every
+        member.
+        """
         local = F.linear(x, self.weight, self.bias)
         if self.group.size == 1:
             return local.float()

@@ -69,7 +69,9 @@ class BlockMaker:
         return slots
 
     def stored(self, seat: Ints, position: Ints, seats: Seats) -> tuple[Tensor | None, Tensor]:
-        """Of rows with these seats and positions: those this rank stores (None: all), their slots."""
+        """Of rows with these seats and positions: those this rank stores (None: all), their
+        slots.
+        """
         mine = self.own.stripes.stripe_of(position) == self.own.stripe(self.rank)
         rows = np.flatnonzero(mine)
         slots = self.index(self.slots(seat[rows], position[rows], seats))
@@ -92,7 +94,9 @@ class BlockMaker:
         )
 
     def ring(self, view: SegmentView, cp: int, seats: Seats) -> tuple[Block, ...]:
-        """One block per cp rank, in the order in which they pass this one: its own, then cp-1, ..."""
+        """One block per cp rank, in the order in which they pass this one: its own, then cp-1,
+        ...
+        """
         blocks = []
         for step in range(len(view.per_cp)):
             piece = view.of_cp((cp - step) % len(view.per_cp))
@@ -161,7 +165,9 @@ class BlockMaker:
 
 def _spans(view: SegmentView, mine: slice, k_pos: Ints, low: Ints, high: Ints) -> Iterator[Span]:
     """Rows of this cp rank, in runs of consecutive positions, against the keys [low, high) of their
-    chunk: keys ascend, so those past a run's last position are cut off here, the rest is the mask's."""
+    chunk: keys ascend, so those past a run's last position are cut off here, the rest is the
+    mask's.
+    """
     chunk, position = view.chunk[mine], view.position[mine]
     if not len(chunk):
         return

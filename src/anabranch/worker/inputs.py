@@ -1,7 +1,8 @@
 """From a `StepPlan` and a rank's place to its `StepInputs`: every index of a step is made here.
 
-Nothing below this file asks which phase a segment has. Attention's host-side planning (which entries
-are brought where, what is stored, how long each row's local stripe is) happens here too, once a step.
+Nothing below this file asks which phase a segment has. Attention's host-side planning (which
+entries are brought where, what is stored, how long each row's local stripe is) happens here too,
+once a step.
 """
 
 from collections.abc import Callable
@@ -124,7 +125,9 @@ class InputMaker:
         )
 
     def _brought(self, view: SegmentView, seats: Seats) -> tuple[Tensor, Brought]:
-        """KV comes to the queries of this cp rank: fresh entries from peers, cached from stripes."""
+        """KV comes to the queries of this cp rank: fresh entries from peers, cached from
+        stripes.
+        """
         cp, make = self.layout.mesh.coord(self.rank).cp, self.blocks
         if self.layout.kv_to_q == "ring" and self.layout.mesh.cp > 1:
             fresh = make.ring(view, cp, seats)

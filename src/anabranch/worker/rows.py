@@ -1,7 +1,7 @@
 """Which rows of a plan a rank holds, in which order: the integers behind a step's inputs.
 
-Every row of a step has an id: replica by replica, prefill before decode, in plan order. Results come
-back in that order, whatever the layout in between. numpy only.
+Every row of a step has an id: replica by replica, prefill before decode, in plan order. Results
+come back in that order, whatever the layout in between. numpy only.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
 """From logits to tokens, batched, and what is reported about them.
 
-Every rank of a replica runs this from equal bytes, so all know the token with no further collective.
-A row's random number is a function of (seed, position) alone. Logprobs are of the unmodified
-distribution. Order of the filters: temperature, top_k, top_p (of what top_k left), min_p.
+Every rank of a replica runs this from equal bytes, so all know the token with no further
+collective. A row's random number is a function of (seed, position) alone. Logprobs are of the
+unmodified distribution. Order of the filters: temperature, top_k, top_p (of what top_k left),
+min_p.
 """
 
 from collections.abc import Iterator
@@ -143,7 +144,9 @@ def _sample(logits: Tensor, joins: list[Join], uniform: Tensor) -> Tensor:
 
 
 def result_of(plan: ReplicaPlan, logits: Tensor, drawn: Drawn, seats: Seats) -> ReplicaResult:
-    """What the leading rank reports: tokens, and what requests asked to know about distributions."""
+    """What the leading rank reports: tokens, and what requests asked to know about
+    distributions.
+    """
     tokens = drawn.token.cpu().numpy().astype(np.int32)
     logprobs = {}
     for seat, row, token in zip(drawn.seat, drawn.row, tokens, strict=True):

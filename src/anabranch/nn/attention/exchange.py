@@ -1,9 +1,9 @@
 """How the queries of a segment meet all their keys, wherever these are cached.
 
-One object per exchange, chosen at assembly and bound to its groups: `attend` stores the entries this
-rank owns, brings KV to the queries or the queries to KV, and returns the output of the heads the
-projection expects. Partial outputs over disjoint keys are merged by log-sum-exp in fp32; a sink joins
-there, once.
+One object per exchange, chosen at assembly and bound to its groups: `attend` stores the entries
+this rank owns, brings KV to the queries or the queries to KV, and returns the output of the heads
+the projection expects. Partial outputs over disjoint keys are merged by log-sum-exp in fp32; a sink
+joins there, once.
 
 Protocol: every member of a group enters every exchange, also with zero rows; the rows of a segment
 are the same on all members of a stripe group (queries to KV) or known to all (KV to queries).
@@ -22,7 +22,6 @@ from anabranch.nn.step import Block, Brought, Paged, SegmentInputs
 from anabranch.ops import Ops
 from anabranch.ops.wires import Wire, interleaved, interleaved_views, split, split_views
 
-
 Sink = Tensor | None
 
 
@@ -30,7 +29,9 @@ class Exchange(Protocol):
     def attend(
         self, kernel: Kernel, q: Tensor, fresh: Tensor, pool: Tensor, seg: SegmentInputs, sink: Sink
     ) -> Tensor:
-        """q [T, h, Dq], fresh entries [T, W] of the segment's rows, a layer's pool -> [T, h', Dv]."""
+        """q [T, h, Dq], fresh entries [T, W] of the segment's rows, a layer's pool -> [T, h',
+        Dv].
+        """
         ...
 
 
@@ -232,7 +233,8 @@ class QToKv:
     """Queries of the stripe group's heads meet the own stripe; partials go to the heads' owners.
 
     computed: None where q holds the own heads [T, h, Dq], gathered here; otherwise (ts, cp) sizes:
-    q already holds the group's heads, in natural order (ts, cp, h) instead of group order (cp, ts, h).
+    q already holds the group's heads, in natural order (ts, cp, h) instead of group order (cp, ts,
+    h).
     """
 
     stripes: Group

@@ -1,8 +1,8 @@
 """How queries meet entries: one object per attention kind, over rows at hand or over a paged pool.
 
-A kernel knows the form of an entry and nothing of ranks: exchanges call it with whatever entries are
-in reach. Both calls return (out [T, H, Dv], lse [T, H] fp32, natural log) and never apply a sink:
-their result may be merged, and the sink belongs to the merge.
+A kernel knows the form of an entry and nothing of ranks: exchanges call it with whatever entries
+are in reach. Both calls return (out [T, H, Dv], lse [T, H] fp32, natural log) and never apply a
+sink: their result may be merged, and the sink belongs to the merge.
 """
 
 from dataclasses import dataclass
@@ -58,7 +58,9 @@ class GqaKernel:
 
 @dataclass(frozen=True)
 class LatentKernel:
-    """MLA, absorbed: q is [T, H, kv_lora + rope], all heads share the entry, the value is its latent."""
+    """MLA, absorbed: q is [T, H, kv_lora + rope], all heads share the entry, the value is its
+    latent.
+    """
 
     ops: Ops
     zeros: Tensor

@@ -1,8 +1,9 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) of one layer on one rank.
 
 What is cached is one row per position for all heads: the normed latent and the rotated shared key.
-Absorbed form: queries are taken into the latent space (w_kc) and outputs back out of it (w_vc), which
-suits few rows; expanded form: keys and values are computed from the latents, which suits many.
+Absorbed form: queries are taken into the latent space (w_kc) and outputs back out of it (w_vc),
+which suits few rows; expanded form: keys and values are computed from the latents, which suits
+many.
 
 Legend: T rows, h heads of this rank in the segment's phase, L kv_lora, N nope, R rope, V v width.
 """

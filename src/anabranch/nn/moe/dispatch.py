@@ -25,7 +25,9 @@ class Dispatcher(Protocol):
 
 @dataclass(frozen=True)
 class GatherDispatch:
-    """Rows of all ranks are gathered with their ids and weights; the partial sums are scattered back."""
+    """Rows of all ranks are gathered with their ids and weights; the partial sums are scattered
+    back.
+    """
 
     def __call__(
         self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, step: StepInputs
@@ -39,7 +41,8 @@ class AllToAllDispatch:
     """Each row goes once to every rank that holds (a slice of) one of its experts, and its partial
     results come back and are summed in member order, in fp32.
 
-    holder: int64 [experts, etp]: the ranks that hold each expert. Counts are data: they travel first.
+    holder: int64 [experts, etp]: the ranks that hold each expert. Counts are data: they travel
+    first.
     """
 
     group: Group

@@ -1,8 +1,8 @@
 """Which experts a row goes to, and with what weight. Runs in fp32 on residual rows.
 
-Rules: softmax top-k with and without renormalisation (Qwen, DeepSeek-V2), groups ranked by their best
-score (DeepSeek-V2, arXiv 2405.04434), groups ranked by their two best bias-corrected sigmoid scores
-(DeepSeek-V3 noaux_tc, arXiv 2412.19437).
+Rules: softmax top-k with and without renormalisation (Qwen, DeepSeek-V2), groups ranked by their
+best score (DeepSeek-V2, arXiv 2405.04434), groups ranked by their two best bias-corrected sigmoid
+scores (DeepSeek-V3 noaux_tc, arXiv 2412.19437).
 """
 
 from dataclasses import dataclass
