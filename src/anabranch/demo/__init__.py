@@ -1,0 +1,1 @@
+"""The packaged demo model: its weights and tokenizer, and the problems it was trained on."""

@@ -1,0 +1,1 @@
+"""Training of the packaged demo model. Not part of the installed package."""
