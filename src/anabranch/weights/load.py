@@ -1,8 +1,8 @@
 """From recipes to the tensors of one rank, streamed: peak memory stays near the rank's own weights.
 
 Weights are copied into arenas of anonymous (or shared) memory that asks for huge pages: decode
-reads every weight once a token, and 4 KiB file pages cost it TLB misses. A parameter that several
-ranks of the host hold alike lies in one shared arena and is written by its lowest holder.
+reads every weight once a token, and 4 KiB file pages cost it TLB misses. What several ranks of the
+host hold alike lies in one shared arena and is written by its lowest holder.
 Knows no checkpoint format and no model.
 """
 
@@ -54,6 +54,7 @@ def plan_slots(
     """Slots of `rank`'s parameters, bytes of its private arena, bytes of the shared one.
 
     Pure integers: every rank of the host computes the same shared offsets from the same recipes.
+    Equal parameters of one rank (a tied embedding and head) are one memory too.
     """
     Key = tuple[tuple[Source, ...], tuple[int, ...], torch.dtype]
     holders: dict[Key, list[int]] = {}
@@ -68,14 +69,16 @@ def plan_slots(
         if len(ranks) > 1:
             shared[key] = shared_bytes
             shared_bytes += _aligned(math.prod(key[1]) * key[2].itemsize)
-    slots, private_bytes = [], 0
+    private: dict[Key, int] = {}
+    private_bytes = 0
+    slots = []
     for param in recipes[rank]:
         key = (param.sources, param.shape, _dtype(param, dtype))
-        if key in shared:
-            slots.append(_Slot(param, key[2], True, shared[key], holders[key][0]))
-        else:
-            slots.append(_Slot(param, key[2], False, private_bytes, rank))
-            private_bytes += _aligned(slots[-1].nbytes)
+        if key not in shared and key not in private:
+            private[key] = private_bytes
+            private_bytes += _aligned(math.prod(key[1]) * key[2].itemsize)
+        at = shared[key] if key in shared else private[key]
+        slots.append(_Slot(param, key[2], key in shared, at, holders[key][0]))
     return slots, private_bytes, shared_bytes
 
 
