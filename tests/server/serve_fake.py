@@ -1,4 +1,4 @@
-"""Run a server over the made-up engine: serve_fake.py FOLDER [--step S] [--load S] [serve flags]."""
+"""Run a server over the made-up engine: serve_fake.py FOLDER [--step S] [--load S] [flags]."""
 
 import argparse
 import asyncio
@@ -39,7 +39,7 @@ def main() -> int:
         return FakeEngine(tokenizer, args.step, args.max_model_len)
 
     sock = listen(options)
-    print("listening", "http://127.0.0.1:%d" % sock.getsockname()[1], flush=True)
+    print("listening", f"http://127.0.0.1:{sock.getsockname()[1]}", flush=True)
     template = ChatTemplate.of(tokenizer, args.chat_template)
     service = Service(config, options, ("tiny", "alias"), connect, lambda: (tokenizer, template))
     return serve(service, sock, lambda url: print("ready", url, flush=True))

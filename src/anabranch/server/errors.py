@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from anabranch.core.request import FieldError
 
 
-@dataclass
+@dataclass(eq=False)  # exceptions are told apart by identity
 class ApiError(Exception):
     """An HTTP error: {"error": {message, type, param, code}} with `status`.
 

@@ -34,14 +34,14 @@ def parse_body(data: bytes) -> dict[str, Json]:
 
     try:
         body: Json = json.loads(data.decode("utf-8"), parse_constant=note)
+        named = [k for k, v in body.items() if _holds_nan(v)] if isinstance(body, dict) else []
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    if constants:
-        name = next(name for name, value in body.items() if _holds_nan(value))
-        raise bad_field(shown(name)[1:-1], f"holds {constants[0]}, which is not JSON")
+    if named:
+        raise bad_field(shown(named[0])[1:-1], f"holds {constants[0]}, which is not JSON")
     return body
 
 
@@ -50,7 +50,7 @@ def _holds_nan(value: Json) -> bool:
         return any(map(_holds_nan, value.values()))
     if isinstance(value, list):
         return any(map(_holds_nan, value))
-    return value != value  # noqa: PLR0124 (only NaN differs from itself)
+    return value != value  # only NaN differs from itself
 
 
 def shown(value: object) -> str:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import uvicorn
 import uvloop
@@ -45,6 +45,25 @@ def listen(options: ServeOptions) -> socket.socket:
     return sock
 
 
+def address(sock: socket.socket) -> str:
+    """The URL of a listening socket, without a slash at its end."""
+    host, port = sock.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+@contextlib.asynccontextmanager
+async def hosting(service: Service, sock: socket.socket) -> AsyncIterator[None]:
+    """Serve on `sock` while the block runs; the service is started and ended by the caller."""
+    server = _server(service)
+    serving = asyncio.create_task(server.serve([sock]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
 def serve(
     service: Service, sock: socket.socket, on_ready: Callable[[str], None] = lambda url: None
 ) -> int:
@@ -61,7 +80,6 @@ async def _serve(service: Service, sock: socket.socket, on_ready: Callable[[str]
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    host, port = sock.getsockname()[:2]
     server = _server(service)
     serving = asyncio.create_task(server.serve([sock]))
     starting = asyncio.create_task(service.start())
@@ -70,7 +88,7 @@ async def _serve(service: Service, sock: socket.socket, on_ready: Callable[[str]
         await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            on_ready(address(sock))
             failed = asyncio.create_task(_failure(service))
             await asyncio.wait((failed, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
             if failed.done():

@@ -11,8 +11,8 @@ from pathlib import Path
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from anabranch.text.ggufmeta import read_metadata
 from anabranch.text.vocab import GGUFVocab
+from anabranch.weights.gguf_file import GGUFFile
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -226,7 +226,7 @@ def _folder_template(folder: Path, config: Mapping[str, Json]) -> str | None:
 
 
 def _from_gguf(path: Path) -> Tokenizer:
-    meta = read_metadata(path)
+    meta = GGUFFile(path).metadata
     vocab = GGUFVocab(meta)
     special: dict[str, str] = {}
     for name, token in (("bos_token", vocab.bos), ("eos_token", vocab.eos)):

@@ -18,7 +18,7 @@ from tokenizers import (
     processors,
 )
 
-from anabranch.text.ggufmeta import Value
+from anabranch.weights.gguf_file import Value
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

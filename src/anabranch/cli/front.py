@@ -1,0 +1,119 @@
+"""A model behind the API, whoever asks: this process's own server, or a client of any.
+
+Owns how commands reach a model: `run_server` serves until told to end, `client` gives an HTTP
+client of a running server, or of one on a free loopback port of this process, closed to others by a
+random key.
+"""
+
+import json
+import secrets
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import httpx
+
+from anabranch.core.config import EngineConfig
+from anabranch.server.options import ServeOptions
+from anabranch.server.run import address, hosting, listen, serve
+from anabranch.server.service import Service
+from anabranch.text.template import ChatTemplate
+from anabranch.text.tokenizer import Json, Tokenizer
+
+DEMO_NAME = "anabranch-demo"
+_TIMEOUT = httpx.Timeout(3600.0, connect=10.0)
+
+
+def make_service(config: EngineConfig, options: ServeOptions) -> Service:
+    """The front of the model that `config` names; nothing is started yet."""
+    from anabranch.engine.client import EngineClient
+    from anabranch.weights.locate import locate
+
+    path = locate(config.model)
+    names = options.names(config.model or DEMO_NAME)
+
+    def load_text() -> tuple[Tokenizer, ChatTemplate | None]:
+        tokenizer = Tokenizer.load(path)
+        return tokenizer, ChatTemplate.of(tokenizer, options.chat_template)
+
+    return Service(replace(config, model=str(path)), options, names, EngineClient.start, load_text)
+
+
+def run_server(config: EngineConfig, options: ServeOptions, as_json: bool) -> int:
+    """Serve until told to end. Prints where, once requests can be served."""
+    options.check()
+    service = make_service(config, options)
+    sock = listen(options)
+
+    def announce(url: str) -> None:
+        if as_json:
+            print(json.dumps({"event": "ready", "url": url, "models": service.names}), flush=True)
+        else:
+            print(f"serving {service.names[0]} on {url} (OpenAI API at {url}/v1)", flush=True)
+
+    return serve(service, sock, announce)
+
+
+@asynccontextmanager
+async def local_service(config: EngineConfig, options: ServeOptions) -> AsyncIterator[Service]:
+    """A started service in this process, ended with the block."""
+    service = make_service(config, options)
+    print(f"loading {service.names[0]} ...", file=sys.stderr, flush=True)
+    try:
+        await service.start()
+        yield service
+    finally:
+        await service.close()
+
+
+@asynccontextmanager
+async def client(
+    url: str | None, key: str | None, config: EngineConfig
+) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of the server at `url`, or of MODEL loaded for this block."""
+    if url is not None:
+        if config.model is not None:
+            raise ValueError("give MODEL or --url, not both")
+        async with _http(url, key) as found:
+            yield found
+        return
+    own = ServeOptions(port=0, api_key=secrets.token_hex(16))
+    async with local_service(config, own) as service:
+        sock = listen(own)
+        async with hosting(service, sock), _http(address(sock), own.api_key) as found:
+            yield found
+
+
+def _http(url: str, key: str | None) -> httpx.AsyncClient:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    limits = httpx.Limits(max_connections=None)
+    base = url.rstrip("/").removesuffix("/v1")
+    return httpx.AsyncClient(base_url=base, headers=headers, timeout=_TIMEOUT, limits=limits)
+
+
+async def post(client: httpx.AsyncClient, path: str, body: dict[str, Json]) -> dict[str, Json]:
+    """The JSON answer. RuntimeError with the server's own words if it refuses."""
+    reply = await client.post(path, json=body)
+    if reply.status_code != 200:
+        raise RuntimeError(f"{reply.request.url} answered {reply.status_code}: {words_of(reply)}")
+    found: dict[str, Json] = reply.json()
+    return found
+
+
+def words_of(reply: httpx.Response) -> str:
+    """The message of an error in OpenAI's form, or the begin of whatever came."""
+    try:
+        return str(reply.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return reply.text[:200]
+
+
+async def model_name(client: httpx.AsyncClient, name: str | None) -> str:
+    """`name`, or the first model that the server lists."""
+    if name is not None:
+        return name
+    reply = await client.get("/v1/models")
+    if reply.status_code != 200:
+        raise RuntimeError(f"{reply.request.url} answered {reply.status_code}: {words_of(reply)}")
+    return str(reply.json()["data"][0]["id"])
