@@ -5,7 +5,7 @@ layouts against them. Knows nothing of ranks.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,14 @@ class GQA:
     sinks: bool = False
     windows: tuple[int | None, ...] = ()
 
+    def entry(self, kv_heads: int) -> int:
+        """Elements of a cached row of one layer that holds `kv_heads` heads."""
+        return 2 * kv_heads * self.head_dim
+
+    def elements(self, hidden: int) -> int:
+        """Elements of one layer's projections."""
+        return 2 * hidden * self.head_dim * (self.heads + self.kv_heads)
+
 
 @dataclass(frozen=True)
 class MLA:
@@ -65,13 +73,78 @@ class MLA:
     v: int
     scale: float
     bias: bool = False
+    kv_heads: ClassVar[int] = 1
+    windows: ClassVar[tuple[int | None, ...]] = ()
+
+    def entry(self, kv_heads: int) -> int:
+        return self.kv_lora + self.rope
+
+    def elements(self, hidden: int) -> int:
+        head = self.nope + self.rope
+        q = hidden * self.heads * head
+        if self.q_lora is not None:
+            q = self.q_lora * (hidden + self.heads * head)
+        kv = self.entry(1) * hidden + self.kv_lora * self.heads * (self.nope + self.v)
+        return q + kv + self.heads * self.v * hidden
+
+
+@dataclass(frozen=True)
+class SharedKV:
+    """One cached head that is key and value of all query heads, with sinks and a grouped output
+    projection (DeepSeek-V4 without compressors).
+
+    rope: trailing elements of a head that are rotated (and rotated back in the output). o_groups:
+    groups of heads, each projected to o_lora on its own before the common projection.
+    """
+
+    heads: int
+    head_dim: int
+    rope: int
+    q_lora: int
+    o_groups: int
+    o_lora: int
+    scale: float
+    windows: tuple[int | None, ...] = ()
+    kv_heads: ClassVar[int] = 1
+
+    @property
+    def group(self) -> int:
+        """Heads of one output group."""
+        return self.heads // self.o_groups
+
+    def entry(self, kv_heads: int) -> int:
+        return self.head_dim
+
+    def elements(self, hidden: int) -> int:
+        q = self.q_lora * (hidden + self.heads * self.head_dim)
+        o = self.o_lora * (self.heads * self.head_dim + self.o_groups * hidden)
+        return q + self.head_dim * hidden + o
+
+
+@dataclass(frozen=True)
+class Gate:
+    """act(gate) * (up + shift), act(g) = g * sigmoid(alpha * g); with a limit, gate is first cut
+    above it and up on both sides (gpt-oss, DeepSeek-V4)."""
+
+    limit: float | None = None
+    alpha: float = 1.0
+    shift: float = 0.0
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Hyper-connections: n residual streams, mixed by a doubly stochastic matrix (Sinkhorn)."""
+
+    streams: int
+    iterations: int
+    eps: float
 
 
 @dataclass(frozen=True)
 class MoE:
     """Mixture of experts in the layers `first_dense`, first_dense + freq, ... (others are dense).
 
-    score: softmax or sigmoid of the router logits. select: plain top-k; group_max: groups ranked
+    score: of the router logits; sqrtsoftplus is sqrt(log(1 + e^x)). select: plain top-k; group_max: groups ranked
     by their best score (DeepSeek-V2 group_limited_greedy); group_top2: by the sum of their two best
     corrected scores (noaux_tc). correction_bias: added for selection only. renorm: weights divided
     by their sum. scaling: multiplies the weights. shared_width: width of all shared experts
@@ -82,7 +155,7 @@ class MoE:
     top_k: int
     width: int
     shared_width: int = 0
-    score: Literal["softmax", "sigmoid"] = "softmax"
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     select: Literal["topk", "group_max", "group_top2"] = "topk"
     groups: int = 1
     top_groups: int = 1
@@ -92,6 +165,9 @@ class MoE:
     first_dense: int = 0
     freq: int = 1
     dense_layers: tuple[int, ...] = ()
+    gate: Gate = Gate()
+    bias: bool = False
+    hash_layers: int = 0
 
     def is_moe(self, layer: int) -> bool:
         return (
@@ -112,8 +188,9 @@ class Arch:
     ffn_width: int
     eps: float
     rope: Rope
-    attn: GQA | MLA
+    attn: GQA | MLA | SharedKV
     moe: MoE | None = None
+    hyper: Hyper | None = None
     tied: bool = False
     mlp_bias: bool = False
     max_len: int = 4096
@@ -126,12 +203,15 @@ class Arch:
 
     @property
     def kv_heads(self) -> int:
-        """Key/value heads that are stored; the MLA latent counts as one."""
-        return self.attn.kv_heads if isinstance(self.attn, GQA) else 1
+        """Key/value heads that are stored; a latent or a shared entry counts as one."""
+        return self.attn.kv_heads
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The distinct sliding windows of the layers."""
+        return tuple(sorted({w for w in self.attn.windows if w is not None}))
 
     @property
     def entry_width(self) -> int:
         """Elements of a whole cached row of one layer (all KV heads)."""
-        if isinstance(self.attn, MLA):
-            return self.attn.kv_lora + self.attn.rope
-        return 2 * self.attn.kv_heads * self.attn.head_dim
+        return self.attn.entry(self.attn.kv_heads)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import log2
 
-from anabranch.core.arch import GQA, Arch
+from anabranch.core.arch import GQA, Arch, SharedKV
 from anabranch.core.config import EngineConfig
 from anabranch.layout.choice import Layout
 from anabranch.layout.mesh import Mesh
@@ -190,6 +190,22 @@ def _heads(a: Ask) -> tuple[str, Mapping[str, int | str]] | None:
             f"({a.A} attention TP x {cut // a.A} context parallel in decode).",
             {"heads": a.arch.heads, "ranks": cut},
         )
+    return None
+
+
+@check("output_group_cut")
+def _output_groups(a: Ask) -> tuple[str, Mapping[str, int | str]] | None:
+    attn = a.arch.attn
+    if not isinstance(attn, SharedKV):
+        return None
+    for ranks in (a.A, a.A * (a.config.attn_cp if a.split_decode else 1)):
+        held = attn.heads // ranks
+        if held % attn.group and attn.group % held:
+            return (
+                f"{ranks} ranks would hold {held} heads each, which cuts output groups of "
+                f"{attn.group} heads unevenly; one number must divide the other.",
+                {"heads": attn.heads, "ranks": ranks, "group": attn.group},
+            )
     return None
 
 
@@ -375,8 +391,7 @@ def resolve(config: EngineConfig, arch: Arch, machine: Machine) -> RunConfig:
         dtype = arch.dtype if machine.device == "cuda" or machine.bf16 else "float32"
     kv_dtype = dtype if config.kv_dtype == "auto" else config.kv_dtype
     own = layout.ownership(arch.heads, arch.kv_heads)
-    attn = arch.attn
-    width = 2 * len(own.kv_range(0)) * attn.head_dim if isinstance(attn, GQA) else arch.entry_width
+    width = arch.attn.entry(len(own.kv_range(0)))
     length = min(config.max_model_len or arch.max_len, arch.max_len)
     run = RunConfig(
         config, arch, layout, machine.device, dtype, kv_dtype, length, 0,
@@ -453,15 +468,8 @@ def _pages(run: RunConfig, machine: Machine, notes: list[str]) -> int:
 
 def weight_elements(arch: Arch) -> int:
     """Parameters of the whole model, near enough to size memory."""
-    d, attn = arch.hidden, arch.attn
-    if isinstance(attn, GQA):
-        mixer = 2 * d * attn.head_dim * (attn.heads + attn.kv_heads)
-    else:
-        q = d * attn.heads * (attn.nope + attn.rope)
-        if attn.q_lora is not None:
-            q = attn.q_lora * (d + attn.heads * (attn.nope + attn.rope))
-        kv = (attn.kv_lora + attn.rope) * d + attn.kv_lora * attn.heads * (attn.nope + attn.v)
-        mixer = q + kv + attn.heads * attn.v * d
+    d = arch.hidden
+    mixer = arch.attn.elements(d)
     total = arch.vocab * d * (1 if arch.tied else 2)
     for layer in range(arch.layers):
         moe = arch.moe

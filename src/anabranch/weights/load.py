@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from anabranch.weights.readers.base import Reader, check_source, cut, whole_ranges
-from anabranch.weights.recipe import Param, Recipe, Source
+from anabranch.weights.recipe import Param, Recipe, Source, Transform
 from anabranch.weights.share import ALIGN, Share, aborting, private_arena
 
 _STREAM = 1 << 15  # elements read and converted at a time: in cache, and too few for torch to fork
@@ -56,11 +56,15 @@ def plan_slots(
     Pure integers: every rank of the host computes the same shared offsets from the same recipes.
     Equal parameters of one rank (a tied embedding and head) are one memory too.
     """
-    Key = tuple[tuple[Source, ...], tuple[int, ...], torch.dtype]
+    Key = tuple[tuple[Source, ...], tuple[int, ...], torch.dtype, tuple[Transform, ...]]
+
+    def key_of(param: Param) -> Key:
+        return param.sources, param.shape, _dtype(param, dtype), param.transforms
+
     holders: dict[Key, list[int]] = {}
     for holder, recipe in enumerate(recipes):
         for param in recipe:
-            ranks = holders.setdefault((param.sources, param.shape, _dtype(param, dtype)), [])
+            ranks = holders.setdefault(key_of(param), [])
             if holder not in ranks:
                 ranks.append(holder)
     shared: dict[Key, int] = {}
@@ -73,7 +77,7 @@ def plan_slots(
     private_bytes = 0
     slots = []
     for param in recipes[rank]:
-        key = (param.sources, param.shape, _dtype(param, dtype))
+        key = key_of(param)
         if key not in shared and key not in private:
             private[key] = private_bytes
             private_bytes += _aligned(math.prod(key[1]) * key[2].itemsize)
@@ -83,12 +87,21 @@ def plan_slots(
 
 
 def _parts(param: Param, tensor: torch.Tensor) -> Iterator[tuple[Source, torch.Tensor]]:
-    """Each source with the view of the parameter's memory that it fills (joined along dim 0)."""
+    """Each source with the view of the parameter's memory that it fills (joined along dim 0).
+
+    The view has the elements of the source in their order, and its first dim; a transform is only
+    in the view's strides (an unzipped dim becomes two).
+    """
     flat, at = tensor.view(-1), 0
     for source in param.sources:
-        shape = source.local_shape
+        shape = list(source.local_shape)
+        if "transpose" in param.transforms:
+            shape[-2:] = shape[:-3:-1]
         count = math.prod(shape)
-        yield source, flat[at : at + count].view(shape)
+        out = flat[at : at + count].view(shape)
+        for transform in reversed(param.transforms):
+            out = (out if transform == "transpose" else out.unflatten(-1, (2, -1))).mT
+        yield source, out
         at += count
     assert at == flat.numel(), (
         f"{param.name}: sources hold {at} elements, shape {param.shape} has {flat.numel()}"
@@ -106,7 +119,8 @@ def _fill(source: Source, out: torch.Tensor, reader: Reader) -> None:
     for top in range(start, stop, rows):
         bottom = min(stop, top + rows)
         piece = Source(source.name, source.shape, ((top, bottom), *ranges[1:]))
-        out[top - start : bottom - start].copy_(reader.read(piece))
+        into = out[top - start : bottom - start]
+        into.copy_(reader.read(piece).reshape(into.shape))
     reader.release()
 
 
@@ -173,5 +187,5 @@ def update(
         if slot.writer == rank:
             for source, out in _parts(slot.param, params[slot.param.name]):
                 if source.name in tensors:
-                    out.copy_(cut(tensors[source.name], whole_ranges(source)))
+                    out.copy_(cut(tensors[source.name], whole_ranges(source)).reshape(out.shape))
     share.barrier()

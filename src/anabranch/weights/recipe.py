@@ -4,7 +4,9 @@ A family's `recipe(arch, place)` returns one `Param` per parameter that exists (
 are absent). `weights.load` reads exactly these slices. Quantised sources are sliced with their scales.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 Range = tuple[int, int]
 
@@ -27,12 +29,19 @@ class Source:
         return kept + self.shape[len(kept) :]
 
 
+Transform = Literal["transpose", "unzip"]
+"""What is done to a slice as read: transpose swaps its last two dims; unzip takes the last dim's
+even elements, then its odd ones."""
+
+
 @dataclass(frozen=True)
 class Param:
-    """One parameter of this rank: its sources joined along dim 0, then reshaped to `shape`.
+    """One parameter of this rank: its sources, transformed, joined along dim 0, reshaped to `shape`.
 
     dtype: None takes the model's; otherwise a torch dtype name, such as float32 for router biases.
     unit: smallest number of elements a further slice of dim 0 may have (a head, an expert).
+    transforms: applied in this order; slices are those of the source, so an unzipped dim is cut in
+    pairs. heads: query heads this parameter holds, cut further in decode; 0 for what is used whole.
     """
 
     name: str
@@ -40,6 +49,12 @@ class Param:
     sources: tuple[Source, ...]
     dtype: str | None = None
     unit: int = 1
+    transforms: tuple[Transform, ...] = ()
+    heads: int = 0
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
 
     @property
     def whole(self) -> bool:
