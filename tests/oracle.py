@@ -6,6 +6,7 @@ hide shows here. Checkpoints are saved in fp32 with released tensor names, in ma
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -248,7 +249,7 @@ def make(name: str, folder: Path, seed: int = 0) -> Oracle:
     model = getattr(transformers, f"{family.model}ForCausalLM")(config).float().eval()
     with torch.no_grad():
         for parameter_name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            _fill(parameter_name, tensor)
+            _fill(parameter_name, tensor, sharp=3.0 / _softmax_gain(config))
     quantised = _round_to_fp8(model) if family.fp8 else {}
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, max_shard_size="150KB")
@@ -260,19 +261,29 @@ def make(name: str, folder: Path, seed: int = 0) -> Oracle:
     return Oracle(folder, model)
 
 
-def _fill(name: str, tensor: Tensor) -> None:
-    """Values that keep activations near 1 and make mistakes visible; rope tables stay."""
+def _softmax_gain(config: transformers.PreTrainedConfig) -> float:
+    """What yarn's mscale_all_dim multiplies attention logits by (MLA only)."""
+    rope = config.rope_parameters
+    all_dim = rope.get("mscale_all_dim") or 0.0
+    return (1.0 + 0.1 * all_dim * math.log(rope.get("factor", 1.0))) ** 2
+
+
+def _fill(name: str, tensor: Tensor, sharp: float) -> None:
+    """Values that keep activations near 1 and make mistakes visible; rope tables stay.
+
+    sharp: spread of the attention logits.
+    """
     if "inv_freq" in name:
         return
     if tensor.dim() == 1:
         norm = "norm" in name
         tensor.normal_(0, 0.1).add_(1.0 if norm else 0.0)
-        if name.endswith(("q_norm.weight",)):
-            tensor.mul_(3)
+        if name.endswith("q_norm.weight"):
+            tensor.mul_(sharp)
         return
     tensor.normal_(0, tensor.shape[-1] ** -0.5)
     if name.endswith(("q_proj.weight", "q_b_proj.weight")):
-        tensor.mul_(3)
+        tensor.mul_(sharp)
     if "shared_expert" in name and "down_proj" in name:
         tensor.mul_(4)
     if "embed_tokens" in name or "lm_head" in name:
