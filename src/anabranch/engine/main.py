@@ -1,0 +1,144 @@
+"""What a process of the tree runs: `python -m anabranch.engine.main CHANNEL PULSE`.
+
+The first message on the channel says whether it is the brain (slot 0: scheduler, rank 0, and the
+parent of the other ranks) or a rank. Ends with status 0 when the channel's other end says so or is
+gone, and with 1 after telling why in the pulse page and on the channel.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+
+from anabranch.core.messages import Fatal
+from anabranch.core.plan import StepPlan
+from anabranch.engine.brain import Brain
+from anabranch.engine.crew import Crew, LocalCrew, RankWorker, describe, load_maker
+from anabranch.engine.loop import Loop
+from anabranch.engine.processes import die_with_parent, kill_group
+from anabranch.engine.protocol import (
+    FROM_BRAIN,
+    FROM_RANK,
+    TO_BRAIN,
+    TO_RANK,
+    Control,
+    ControlReply,
+    Launch,
+    Loaded,
+)
+from anabranch.engine.pulse import Beat, Pulse, name_of
+from anabranch.engine.tree import Ranks, TreeCrew
+from anabranch.wire import Channel
+
+START_SECONDS = 60.0
+GRACE_SECONDS = 4.0  # after a failure, before the tree kills itself; the front is quicker
+IDLE_SECONDS = 3600.0
+
+
+class _Watch:
+    """Ends this process when its parent is gone, and the tree when a failure was reported."""
+
+    def __init__(self, pulse: Pulse, parent: int, brain: bool) -> None:
+        self._pulse, self._parent, self._brain = pulse, parent, brain
+        self.ranks: Ranks | None = None
+        self._failed_at: float | None = None
+
+    def __call__(self) -> None:
+        if os.getppid() != self._parent:
+            os._exit(1)
+        if not self._brain:
+            return
+        if self.ranks is not None:
+            self.ranks.watch()
+        if self._pulse.failure() is None:
+            return
+        now = time.monotonic()
+        self._failed_at = self._failed_at or now
+        if now - self._failed_at > GRACE_SECONDS:
+            kill_group(os.getpgrp())
+
+
+def run_brain(launch: Launch, channel: Channel, pulse: Pulse, watch: _Watch) -> None:
+    """Build the crew, say Ready, serve until told to end."""
+    run = launch.run
+    crew: Crew
+    if len(launch.endpoint.ranks) == run.layout.mesh.world:
+        crew = LocalCrew(run, launch.path, launch.maker, launch.endpoint)
+    else:
+        watch.ranks = Ranks(launch, pulse)
+        crew = TreeCrew(launch, watch.ranks)
+    brain = Brain(run, crew)
+    channel.send(FROM_BRAIN.encode(brain.ready))
+    Loop(brain, channel, pulse).run()
+    brain.close()
+
+
+def run_rank(launch: Launch, channel: Channel, pulse: Pulse) -> None:
+    """Build one worker and obey until the brain closes the channel."""
+    (rank,) = launch.endpoint.ranks
+    worker = load_maker(launch.maker, launch.run, launch.path, launch.endpoint).make(rank)
+    channel.send(FROM_RANK.encode(Loaded(rank)))
+    while True:
+        try:
+            message = TO_RANK.decode(channel.recv(IDLE_SECONDS))
+        except TimeoutError:
+            continue  # idle; a dead brain is noticed by the watch
+        except ConnectionError:
+            break
+        _obey(worker, message, launch.slot, channel, pulse)
+    worker.close()
+
+
+def _obey(worker: RankWorker, message: object, slot: int, channel: Channel, pulse: Pulse) -> None:
+    if isinstance(message, StepPlan):
+        pulse.begin_step(slot, message.number)
+        result = worker.step(message)
+        pulse.end_step(slot)
+        if result is not None:
+            channel.send(FROM_RANK.encode(result))
+            channel.flush(START_SECONDS)
+        return
+    assert isinstance(message, Control), f"{type(message).__name__} after the launch"
+    try:
+        reply = ControlReply((worker.control(message.name, message.payload),))
+    except ValueError as error:
+        reply = ControlReply(error=str(error))
+    channel.send(FROM_RANK.encode(reply))
+    channel.flush(START_SECONDS)
+
+
+def main(channel_fd: int, pulse_fd: int) -> int:
+    parent = os.getppid()
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's ^C is the front's to act on
+    channel = Channel(socket.socket(fileno=channel_fd))
+    pulse = Pulse(pulse_fd)
+    launch = TO_BRAIN.decode(channel.recv(START_SECONDS))
+    assert isinstance(launch, Launch), f"{type(launch).__name__} before the launch"
+    watch = _Watch(pulse, parent, brain=launch.slot == 0)
+    if launch.mask:
+        os.sched_setaffinity(0, launch.mask)
+    beat = Beat(pulse, launch.slot, watch)
+    beat.start()
+    try:
+        if launch.slot == 0:
+            run_brain(launch, channel, pulse, watch)
+        else:
+            run_rank(launch, channel, pulse)
+    except BaseException as error:
+        traceback.print_exc()
+        message = f"{name_of(launch.slot)}: {describe(error)}"
+        pulse.fail(message)
+        schema = FROM_BRAIN if launch.slot == 0 else FROM_RANK
+        channel.send(schema.encode(Fatal(pulse.failure() or message)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of torch and of ranks need not agree to an end

@@ -1,0 +1,56 @@
+"""Starting and ending the processes of the tree. No torch, no messages: descriptors and signals.
+
+Every child runs `python -m anabranch.engine.main CHANNEL PULSE`, asks the kernel to be killed when
+its parent dies, and belongs to the brain's process group, so that one signal ends the whole tree.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+
+
+def spawn(
+    channel: socket.socket, pulse_fd: int, fds: Sequence[int] = (), new_group: bool = False
+) -> "subprocess.Popen[bytes]":
+    """Start a process of the tree with its end of the channel, the pulse page and `fds`.
+
+    It finds modules where this process does. The thread that calls this must outlive the child: the
+    kernel takes a thread's end for the parent's.
+    """
+    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    passed = (channel.fileno(), pulse_fd)
+    return subprocess.Popen(
+        [sys.executable, "-m", "anabranch.engine.main", *map(str, passed)],
+        pass_fds=(*passed, *(fd for fd in fds if fd >= 0)),
+        stdin=subprocess.DEVNULL,
+        start_new_session=new_group,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when `parent` ends; exits at once if it already has."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def kill_group(leader: int) -> None:
+    """Kill every process of the tree, stopped ones too. Nothing happens if it is gone already."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def how_it_ended(code: int) -> str:
+    """A return code of subprocess in words."""
+    return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"

@@ -1,0 +1,154 @@
+"""Ranks as processes: the brain's process holds rank 0, its children the others.
+
+`TreeCrew` sends every plan to every rank as the same bytes and takes the results of the ranks that
+lead a replica. Owns the children's life as seen from the brain; liveness is pulse.py's.
+"""
+
+import os
+import socket
+import subprocess
+import time
+from collections import deque
+from dataclasses import replace
+from typing import TypeVar
+
+from anabranch.core.messages import Fatal
+from anabranch.core.plan import ReplicaResult, StepPlan, StepResult
+from anabranch.engine.crew import LocalCrew, StepFailed
+from anabranch.engine.processes import how_it_ended, spawn
+from anabranch.engine.protocol import (
+    FROM_RANK,
+    TO_RANK,
+    Control,
+    ControlReply,
+    Endpoint,
+    Launch,
+    Loaded,
+)
+from anabranch.engine.pulse import STEP_SECONDS, Pulse
+from anabranch.wire import Channel
+
+T = TypeVar("T")
+LOAD_SECONDS = 3600.0
+END_SECONDS = 5.0
+
+
+class _RankProcess:
+    """A child that runs one rank."""
+
+    def __init__(self, launch: Launch, pulse: Pulse) -> None:
+        mine, theirs = socket.socketpair()
+        self.rank = launch.slot
+        self.process = spawn(theirs, pulse.fd, (launch.endpoint.share_fd,))
+        theirs.close()
+        self.channel = Channel(mine)
+        self.channel.send(TO_RANK.encode(launch))
+
+    def expect(self, kind: type[T], timeout: float) -> T:
+        """Its next message; StepFailed if it failed, is gone or silent."""
+        try:
+            message = FROM_RANK.decode(self.channel.recv(timeout))
+        except (ConnectionError, TimeoutError) as error:
+            raise StepFailed(f"rank {self.rank}: {error}") from None
+        if isinstance(message, Fatal):
+            raise StepFailed(message.message)
+        assert isinstance(message, kind), f"{type(message).__name__}, wanted {kind.__name__}"
+        return message
+
+    def end(self, deadline: float) -> None:
+        self.channel.close()
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Ranks:
+    """The rank processes of a tree, from their start on."""
+
+    def __init__(self, launch: Launch, pulse: Pulse) -> None:
+        self._pulse = pulse
+        self.closing = False
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        self.share_fd = os.memfd_create("anabranch-weights", 0)
+        self.endpoint = Endpoint((0,), port, self.share_fd, listener.detach())
+        self.members: list[_RankProcess] = []
+        for rank in range(1, launch.run.layout.mesh.world):
+            mine = replace(
+                launch,
+                slot=rank,
+                endpoint=Endpoint((rank,), port, self.share_fd),
+                mask=launch.masks[rank] if launch.masks else (),
+            )
+            self.members.append(_RankProcess(mine, pulse))
+
+    def watch(self) -> None:
+        """Report a rank that ended by itself. Called from the pulse thread."""
+        for member in self.members:
+            if self.closing:
+                return
+            code = member.process.poll()
+            if code is not None and not self.closing:
+                pid = member.process.pid
+                self._pulse.fail(f"rank {member.rank} (pid {pid}) {how_it_ended(code)}")
+
+    def close(self) -> None:
+        self.closing = True
+        deadline = time.monotonic() + END_SECONDS
+        for member in self.members:
+            member.channel.close()
+        for member in self.members:
+            member.end(deadline)
+        os.close(self.share_fd)
+
+
+class TreeCrew:
+    """Rank 0 in the caller's thread, all others behind channels."""
+
+    def __init__(self, launch: Launch, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._plans: deque[StepPlan] = deque()
+        size = launch.run.layout.mesh.replica_size
+        self._leaders = [m for m in ranks.members if m.rank % size == 0]
+        self._local = LocalCrew(launch.run, launch.path, launch.maker, ranks.endpoint)
+        for member in ranks.members:
+            member.expect(Loaded, LOAD_SECONDS)
+
+    def start(self, plan: StepPlan) -> None:
+        frame = TO_RANK.encode(plan)
+        for member in self._ranks.members:
+            member.channel.send(frame)
+            member.channel.flush(STEP_SECONDS)
+        self._local.start(plan)
+
+    def result(self) -> StepResult:
+        number, parts = self._local.parts()
+        found = [part for part in parts if part is not None]
+        found += [member.expect(ReplicaResult, STEP_SECONDS) for member in self._leaders]
+        return StepResult(number, tuple(found))
+
+    def call(self, name: str, payload: bytes) -> list[bytes]:
+        frame = TO_RANK.encode(Control(name, payload))
+        for member in self._ranks.members:
+            member.channel.send(frame)
+        for member in self._ranks.members:
+            member.channel.flush(STEP_SECONDS)
+        errors: list[str] = []
+        replies: list[bytes] = []
+        try:
+            replies += self._local.call(name, payload)
+        except ValueError as error:
+            errors.append(str(error))
+        for member in self._ranks.members:
+            reply = member.expect(ControlReply, STEP_SECONDS)
+            replies += reply.replies
+            errors += [reply.error] if reply.error is not None else []
+        if errors:
+            raise ValueError(errors[0])
+        return replies
+
+    def close(self) -> None:
+        self._ranks.close()
+        self._local.close()
