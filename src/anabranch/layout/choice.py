@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from anabranch.layout.costs import SHIPPED, Costs
 from anabranch.layout.mesh import EVERY, Mesh, part
 from anabranch.layout.ownership import Ownership, Stripes
 from anabranch.layout.phases import Form, decode_form, prefill_form
@@ -10,7 +11,11 @@ from anabranch.layout.phases import Form, decode_form, prefill_form
 
 @dataclass(frozen=True)
 class Layout:
-    """All choices of one model copy. Strings are the values of the flags of the same name."""
+    """All choices of one model copy. Strings are the values of the flags of the same name.
+
+    residual and row_moves may be "auto": they are then chosen in each step, from its row counts and
+    the table of costs. Every other choice is made.
+    """
 
     mesh: Mesh = Mesh()
     stripes: Stripes = Stripes(1)
@@ -26,6 +31,7 @@ class Layout:
     kv_to_q: str = "gather"
     dcp_exchange: str = "a2a"
     dcp_q: str = "gather"
+    costs: Costs = SHIPPED["threads"]
 
     @property
     def etp(self) -> int:

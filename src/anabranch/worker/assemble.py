@@ -7,6 +7,7 @@ import torch
 
 from anabranch import ops
 from anabranch.comm.group import Group, Trace, Transport
+from anabranch.comm.moves import row_moves
 from anabranch.core.arch import GQA
 from anabranch.core.resolve import RunConfig
 from anabranch.kv.pool import KvSpec, Pool
@@ -80,13 +81,15 @@ def build(
         arch.layers, run.kv_width, run.kv_pages, layout.stripes.local_page,
         getattr(torch, run.kv_dtype),
     )  # fmt: skip
-    pool = Pool(spec, device, poison="poison" in run.config.debug_switches)
+    poison = "poison" in run.config.debug_switches
+    pool = Pool(spec, device, poison)
     longest = -(-run.max_model_len // layout.stripes.page)
     seats = Seats.make(run.config.max_running, longest, device)
     windows = arch.attn.windows if isinstance(arch.attn, GQA) else ()
     inputs = InputMaker(
         layout, own, rank, groups.along, device,
         BlockMaker(own, rank, run.config.workspace_tokens, device),
+        row_moves(layout.row_moves, bound.copy_rows, layout.costs, poison),
         tuple(sorted({w for w in windows if w is not None})),
     )  # fmt: skip
     replica = layout.mesh.coord(rank).dp

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anabranch.comm.group import Group
-from anabranch.comm.moves import BoundMove, bind_move
+from anabranch.comm.moves import RAGGED, BoundMove, RowForm, bind_move
 from anabranch.core.plan import Phase, StepPlan
 from anabranch.layout.choice import Layout
 from anabranch.layout.mesh import DP, EVERY, REPLICA, Axes
@@ -30,7 +30,8 @@ from anabranch.worker.seats import Seats
 
 @dataclass(frozen=True)
 class InputMaker:
-    """Makes inputs for one rank. windows: the distinct sliding windows of the layers."""
+    """Makes inputs for one rank. row_form: how rows travel into the FFN and back. windows: the
+    distinct sliding windows of the layers."""
 
     layout: Layout
     own: Ownership
@@ -38,6 +39,7 @@ class InputMaker:
     group_of: Callable[[Axes], Group]
     device: torch.device
     blocks: BlockMaker
+    row_form: RowForm
     windows: tuple[int, ...] = ()
 
     def make(self, plan: StepPlan, seats: Seats) -> StepInputs:
@@ -57,8 +59,8 @@ class InputMaker:
             ids=tuple(ids),
             embed=tuple(embed),
             segments=tuple(segments),
-            enter_ffn=self._bind(residual, FFN_TENSOR[0], joint),
-            leave_ffn=self._bind(FFN_TENSOR[1], residual, joint),
+            enter_ffn=self._bind(residual, FFN_TENSOR[0], joint, self.row_form),
+            leave_ffn=self._bind(FFN_TENSOR[1], residual, joint, self.row_form),
             enter_rows=self._bind(residual, Rows(EVERY), joint),
             leave_rows=self._bind(Rows(EVERY), residual, joint),
             picked=self._picked(rows, residual),
@@ -68,8 +70,8 @@ class InputMaker:
     def replica(self) -> int:
         return self.layout.mesh.coord(self.rank).dp
 
-    def _bind(self, src: Rows, dst: Rows, split: RowSplit) -> BoundMove:
-        return bind_move(src, dst, split, self.rank, self.group_of)
+    def _bind(self, src: Rows, dst: Rows, split: RowSplit, form: RowForm = RAGGED) -> BoundMove:
+        return bind_move(src, dst, split, self.rank, self.group_of, form)
 
     def _index(self, values: Ints) -> Tensor:
         return self.blocks.index(values)
