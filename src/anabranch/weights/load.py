@@ -100,7 +100,7 @@ def _parts(param: Param, tensor: torch.Tensor) -> Iterator[tuple[Source, torch.T
         count = math.prod(shape)
         out = flat[at : at + count].view(shape)
         for transform in reversed(param.transforms):
-            out = (out if transform == "transpose" else out.unflatten(-1, (2, -1))).mT
+            out = (out if transform == "transpose" else out.view(*out.shape[:-1], 2, -1)).mT
         yield source, out
         at += count
     assert at == flat.numel(), (
