@@ -37,7 +37,7 @@ def mla_arch(heads: int = 24, layers: int = 2) -> Arch:
     attn = MLA(heads, q_lora=40, kv_lora=32, nope=12, rope=8, v=12, scale=20**-0.5)
     rope = Rope(8, interleaved=True)
     return Arch(
-        "deepseek", 48, layers, VOCAB, 56, 1e-6, rope, attn, MOE, max_len=4096, dtype="float32"
+        "deepseek_v3", 48, layers, VOCAB, 56, 1e-6, rope, attn, MOE, max_len=4096, dtype="float32"
     )
 
 
@@ -48,7 +48,7 @@ def gqa_arch(heads: int = 24, kv_heads: int = 4, layers: int = 2) -> Arch:
         MOE, score="softmax", select="topk", groups=1, correction_bias=False, first_dense=0
     )
     return Arch(
-        "qwen", 48, layers, VOCAB, 56, 1e-6, Rope(8), attn, moe, max_len=4096, dtype="float32"
+        "qwen3_moe", 48, layers, VOCAB, 56, 1e-6, Rope(8), attn, moe, max_len=4096, dtype="float32"
     )
 
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from anabranch.comm.group import Group
-from anabranch.core.arch import GQA, MLA, Arch
+from anabranch.core.arch import GQA, MLA, Arch, Gate
 from anabranch.core.plan import Phase
 from anabranch.layout.choice import Place
 from anabranch.layout.mesh import CP, EVERY, Axes
 from anabranch.layout.phases import Exchange as Kind
 from anabranch.layout.phases import Form, Heads
-from anabranch.models.decoder import Attention, Decoder, Ffn, Layer
+from anabranch.models.decoder import Attention, Decoder, Ends, Ffn, Layer, OneStream
 from anabranch.nn.attention.exchange import (
     Exchange,
     GatherScatterRoute,
@@ -29,23 +29,29 @@ from anabranch.nn.attention.exchange import (
 from anabranch.nn.attention.gqa import GqaAttention, GqaPhase
 from anabranch.nn.attention.kernel import ExpandedKernel, GqaKernel, LatentKernel
 from anabranch.nn.attention.mla import MlaAttention, MlaPhase
+from anabranch.nn.boundary import Add, Combine
 from anabranch.nn.ffn import DenseFfn, GatedMlp, MoeFfn
 from anabranch.nn.linear import Dense
 from anabranch.nn.moe.dispatch import AllToAllDispatch, Dispatcher, GatherDispatch
 from anabranch.nn.moe.experts import Experts
-from anabranch.nn.moe.router import Router
+from anabranch.nn.moe.router import Router, TopKRouter
 from anabranch.nn.norm import RMSNorm
 from anabranch.nn.rotary import Rotary
 from anabranch.nn.vocab import Embedding, Head
 from anabranch.ops import Ops
 
+SILU = Gate()
 EXPAND_FROM = 171
 """Rows from which MLA's expanded form takes fewer operations (at 512 / 128 / 128)."""
 
 
 @dataclass(frozen=True)
 class Builder:
-    """Makes the modules of one rank. `weights` are finished: by recipe name."""
+    """Makes the modules of one rank. `weights` are finished: by recipe name.
+
+    A family with blocks of its own derives from it and replaces `attention`, `router`, `join` or
+    `ends`.
+    """
 
     arch: Arch
     place: Place
@@ -67,37 +73,59 @@ class Builder:
         return Decoder(
             Embedding(self.weights["embed"], start, whole),
             tuple(self._layer(i) for i in range(self.arch.layers)),
-            self._norm("norm"),
+            self.norm("norm"),
             Head(self.weights["head"], self.group_of(axes), tuple(counts)),
             Rotary(self.arch.rope, self.max_len, self.device),
+            self.ends(),
         )
 
-    def _norm(self, name: str) -> RMSNorm:
+    def ends(self) -> Ends:
+        return OneStream()
+
+    def join(self, layer: int, block: str) -> Combine:
+        """How the output of a layer's `block`, "attn" or "ffn", joins the residual rows."""
+        return Add()
+
+    def attention(self, layer: int) -> Attention:
+        name = f"layers.{layer}.attn"
+        if isinstance(self.arch.attn, GQA):
+            return self._gqa(self.arch.attn, layer, name)
+        assert isinstance(self.arch.attn, MLA), self.arch.family
+        return self._mla(self.arch.attn, name)
+
+    def router(self, layer: int) -> Router:
+        name = f"layers.{layer}.moe.router"
+        assert self.arch.moe is not None
+        return TopKRouter(
+            self.arch.moe,
+            self.weights[name],
+            self.weights.get(f"{name}_bias"),
+            self.weights.get(f"{name}_correction"),
+        )
+
+    def norm(self, name: str) -> RMSNorm:
         return RMSNorm(self.weights[name], self.arch.eps)
 
-    def _linear(self, name: str) -> Dense:
+    def linear(self, name: str) -> Dense:
         return Dense(self.weights[name], self.weights.get(f"{name}_bias"))
 
     def _layer(self, index: int) -> Layer:
         name = f"layers.{index}"
-        attn: Attention
-        if isinstance(self.arch.attn, GQA):
-            attn = self._gqa(self.arch.attn, index, f"{name}.attn")
-        else:
-            attn = self._mla(self.arch.attn, f"{name}.attn")
         moe = self.arch.moe is not None and self.arch.moe.is_moe(index)
-        ffn: Ffn = self._moe(f"{name}.moe") if moe else DenseFfn(self._gated(f"{name}.mlp"))
+        ffn: Ffn = self._moe(index) if moe else DenseFfn(self._gated(f"{name}.mlp"))
         return Layer(
-            self._norm(f"{name}.attn_norm"),
-            attn,
-            self._norm(f"{name}.ffn_norm"),
+            self.norm(f"{name}.attn_norm"),
+            self.attention(index),
+            self.norm(f"{name}.ffn_norm"),
             ffn,
             self.weights.get(f"{name}.attn.o_bias"),
+            self.join(index, "attn"),
+            self.join(index, "ffn"),
         )
 
     # attention ---------------------------------------------------------------------------------
 
-    def _slices(self, form: Form) -> tuple[range, range]:
+    def slices(self, form: Form) -> tuple[range, range]:
         """Heads whose queries are computed here, and heads whose outputs are projected here."""
         outputs = self.place.heads if form.heads is Heads.RESIDENT else self.place.owned
         group = form.exchange is Kind.Q_TO_KV and self.place.layout.dcp_q == "replicate"
@@ -107,12 +135,14 @@ class Builder:
         """Heads of the queries that meet entries on this rank, in order."""
         if form.exchange is Kind.Q_TO_KV:
             return self.place.own.group_heads(self.place.rank)
-        return self._slices(form)[1]
+        return self.slices(form)[1]
 
-    def _exchange(self, form: Form) -> Exchange:
+    def exchange(self, form: Form) -> Exchange:
         stripes = self.group_of(self.place.own.stripe_axes)
         if form.exchange is Kind.NONE:
             return InPlace()
+        if form.exchange is Kind.FRESH:
+            return InPlace(self.group_of(CP))
         if form.exchange is Kind.KV_TO_Q:
             return KvToQ(self.group_of(CP), stripes, self.place.layout.kv_to_q == "ring")
         if form.exchange is Kind.LSE:
@@ -128,53 +158,53 @@ class Builder:
             return GatherScatterRoute(stripes)
         return PackRoute(stripes, self.ops, flashinfer=name == "flashinfer")
 
-    def _forms(self) -> dict[Phase, Form]:
+    def forms(self) -> dict[Phase, Form]:
         layout = self.place.layout
         return {Phase.PREFILL: layout.prefill, Phase.DECODE: layout.decode}
 
     def _gqa(self, attn: GQA, index: int, name: str) -> GqaAttention:
         width = attn.head_dim
-        q, o = self._linear(f"{name}.q"), self._linear(f"{name}.o")
+        q, o = self.linear(f"{name}.q"), self.linear(f"{name}.o")
         o = Dense(o.weight)
         window = attn.windows[index] if attn.windows else None
         sinks = self.weights.get(f"{name}.sinks")
         phases = {}
-        for phase, form in self._forms().items():
-            queries, outputs = self._slices(form)
+        for phase, form in self.forms().items():
+            queries, outputs = self.slices(form)
             heads = torch.tensor(
                 self.place.own.kv_map(self.place.rank, self._kernel_heads(form)),
                 dtype=torch.int32,
                 device=self.device,
             )
-            low, high = _within(outputs, self.place.heads)
-            first, last = _within(queries, self.place.query_heads)
+            low, high = within(outputs, self.place.heads)
+            first, last = within(queries, self.place.query_heads)
             phases[phase] = GqaPhase(
                 q.rows(first * width, last * width),
                 o.columns(low * width, high * width),
                 GqaKernel(self.ops, heads, width, attn.scale, window),
-                self._exchange(form),
+                self.exchange(form),
                 None if sinks is None else sinks[low:high],
             )
         return GqaAttention(
-            self._linear(f"{name}.k"),
-            self._linear(f"{name}.v"),
+            self.linear(f"{name}.k"),
+            self.linear(f"{name}.v"),
             phases,
             width,
-            self._norm(f"{name}.q_norm") if attn.qk_norm else None,
-            self._norm(f"{name}.k_norm") if attn.qk_norm else None,
+            self.norm(f"{name}.q_norm") if attn.qk_norm else None,
+            self.norm(f"{name}.k_norm") if attn.qk_norm else None,
         )
 
     def _mla(self, attn: MLA, name: str) -> MlaAttention:
         head = attn.nope + attn.rope
-        q, o = self._linear(f"{name}.q"), Dense(self.weights[f"{name}.o"])
+        q, o = self.linear(f"{name}.q"), Dense(self.weights[f"{name}.o"])
         kv_b = self.weights[f"{name}.kv_b"]
         zeros = torch.zeros(attn.heads, dtype=torch.int32, device=self.device)
         phases = {}
-        for phase, form in self._forms().items():
-            queries, outputs = self._slices(form)
-            first, last = _within(queries, self.place.query_heads)
-            low, high = _within(outputs, self.place.query_heads)
-            at, to = _within(outputs, self.place.heads)
+        for phase, form in self.forms().items():
+            queries, outputs = self.slices(form)
+            first, last = within(queries, self.place.query_heads)
+            low, high = within(outputs, self.place.query_heads)
+            at, to = within(outputs, self.place.heads)
             own = kv_b[low:high]
             each = torch.arange(high - low, dtype=torch.int32, device=self.device)
             phases[phase] = MlaPhase(
@@ -184,14 +214,14 @@ class Builder:
                 o.columns(at * attn.v, to * attn.v),
                 LatentKernel(self.ops, zeros, attn.kv_lora, attn.scale),
                 ExpandedKernel(self.ops, own, each, attn.nope, attn.scale),
-                self._exchange(form),
+                self.exchange(form),
                 EXPAND_FROM if form.exchange is Kind.KV_TO_Q else None,
             )
         return MlaAttention(
-            None if attn.q_lora is None else self._linear(f"{name}.q_a"),
-            None if attn.q_lora is None else self._norm(f"{name}.q_a_norm"),
-            self._linear(f"{name}.kv_a"),
-            self._norm(f"{name}.kv_a_norm"),
+            None if attn.q_lora is None else self.linear(f"{name}.q_a"),
+            None if attn.q_lora is None else self.norm(f"{name}.q_a_norm"),
+            self.linear(f"{name}.kv_a"),
+            self.norm(f"{name}.kv_a_norm"),
             phases,
             attn.nope,
             attn.kv_lora,
@@ -199,30 +229,38 @@ class Builder:
 
     # feed-forward ------------------------------------------------------------------------------
 
-    def _gated(self, name: str) -> GatedMlp:
-        down = self.weights[f"{name}.down"]
+    def _gated(self, name: str, gate: Gate = SILU) -> GatedMlp:
+        down = Dense(self.weights[f"{name}.down"])
         return GatedMlp(
-            self._linear(f"{name}.gate_up"), Dense(down), self.weights.get(f"{name}.down_bias")
+            self.linear(f"{name}.gate_up"), down, self.weights.get(f"{name}.down_bias"), gate
         )
 
-    def _moe(self, name: str) -> MoeFfn:
-        spec = self.arch.moe
+    def _moe(self, layer: int) -> MoeFfn:
+        spec, name = self.arch.moe, f"layers.{layer}.moe"
         assert spec is not None
         first, _ = self.place.experts(spec.experts)
         dispatch: Dispatcher = GatherDispatch()
         if self.place.layout.moe_dispatch == "a2a":
             holders = torch.tensor(self.place.holders(spec.experts), device=self.device)
             dispatch = AllToAllDispatch(self.group_of(EVERY), holders)
+        experts = Experts(
+            first,
+            self.weights[f"{name}.gate_up"],
+            self.weights[f"{name}.down"],
+            spec.gate,
+            self.weights.get(f"{name}.gate_up_bias"),
+            self.weights.get(f"{name}.down_bias"),
+        )
         return MoeFfn(
-            Router(spec, self.weights[f"{name}.router"], self.weights.get(f"{name}.router_bias")),
-            Experts(first, self.weights[f"{name}.gate_up"], self.weights[f"{name}.down"]),
+            self.router(layer),
+            experts,
             dispatch,
-            self._gated(f"{name}.shared") if spec.shared_width else None,
+            self._gated(f"{name}.shared", spec.gate) if spec.shared_width else None,
             self.place.layout.shared_experts == "sharded",
         )
 
 
-def _within(inner: range, outer: range) -> tuple[int, int]:
+def within(inner: range, outer: range) -> tuple[int, int]:
     """Bounds of `inner` counted from the start of `outer`, which holds it."""
     assert outer.start <= inner.start and inner.stop <= outer.stop, (inner, outer)
     return inner.start - outer.start, inner.stop - outer.start

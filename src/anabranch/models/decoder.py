@@ -25,6 +25,22 @@ class Ffn(Protocol):
     def __call__(self, x: Tensor, step: StepInputs) -> Tensor: ...
 
 
+class Ends(Protocol):
+    """How residual rows begin from embedded rows and end in rows [M, d]: one stream or several."""
+
+    def open(self, rows: Tensor) -> Tensor: ...
+
+    def close(self, x: Tensor) -> Tensor: ...
+
+
+class OneStream:
+    def open(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def close(self, x: Tensor) -> Tensor:
+        return x
+
+
 @dataclass(frozen=True)
 class Layer:
     attn_norm: RMSNorm
@@ -33,19 +49,20 @@ class Layer:
     ffn: Ffn
     attn_bias: Tensor | None = None
     """Bias of the output projection: added once, after the sum over its partial rows."""
-    combine: Combine = Add()
+    attn_join: Combine = Add()
+    ffn_join: Combine = Add()
 
     def __call__(self, x: Tensor, step: StepInputs, pool: Tensor, angles: list[Angles]) -> Tensor:
-        read, carry = self.combine.read(x)
+        read, carry = self.attn_join.read(x)
         normed = self.attn_norm(read)
         parts = [
             self.attn(enter_attn(seg, normed), pool, seg, angle)
             for seg, angle in zip(step.segments, angles, strict=True)
         ]
         y = leave_attn(step, parts)
-        x = self.combine.write(x, y if self.attn_bias is None else y + self.attn_bias, carry)
-        read, carry = self.combine.read(x)
-        return self.combine.write(x, self.ffn(self.ffn_norm(read), step), carry)
+        x = self.attn_join.write(x, y if self.attn_bias is None else y + self.attn_bias, carry)
+        read, carry = self.ffn_join.read(x)
+        return self.ffn_join.write(x, self.ffn(self.ffn_norm(read), step), carry)
 
 
 @dataclass(frozen=True)
@@ -55,11 +72,12 @@ class Decoder:
     norm: RMSNorm
     head: Head
     rotary: Rotary
+    ends: Ends = OneStream()
 
     def __call__(self, step: StepInputs, pool: Pool) -> Tensor:
-        """Residual rows [M, d] after the last layer."""
+        """Residual rows after the last layer: [M, d], or [M, streams, d]."""
         rows = [move(self.embedding(ids)) for ids, move in zip(step.ids, step.embed, strict=True)]
-        x = rows[0] if len(rows) == 1 else torch.cat(rows)
+        x = self.ends.open(rows[0] if len(rows) == 1 else torch.cat(rows))
         angles = [self.rotary.at(seg.positions) for seg in step.segments]
         for index, layer in enumerate(self.layers):
             x = layer(x, step, pool.layer(index), angles)
@@ -68,7 +86,7 @@ class Decoder:
     def logits(self, x: Tensor, step: StepInputs) -> Tensor:
         """Residual rows -> fp32 [n, vocab] of the own replica's picked rows, in plan order."""
         picked = step.picked
-        rows = picked.gather(self.norm(x.index_select(0, picked.rows)))
+        rows = picked.gather(self.norm(self.ends.close(x.index_select(0, picked.rows))))
         if picked.order is not None:
             rows = rows.index_select(0, picked.order)
         return self.head(rows)[picked.own[0] : picked.own[1]]

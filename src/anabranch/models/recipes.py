@@ -3,9 +3,11 @@
 A checkpoint name is a prefix plus the name of the released form. Absent parameters are absent here.
 """
 
+from collections.abc import Callable
+
 from anabranch.core.arch import GQA, MLA, Arch
 from anabranch.layout.choice import Place
-from anabranch.weights.recipe import Param, Source
+from anabranch.weights.recipe import Heads, Param, Source
 
 
 def rows(name: str, shape: tuple[int, ...], start: int, stop: int) -> Source:
@@ -16,15 +18,23 @@ def whole(local: str, name: str, *shape: int, dtype: str | None = None) -> Param
     return Param(local, shape, (Source(name, shape),), dtype)
 
 
-def vocabulary(arch: Arch, place: Place) -> list[Param]:
+SWIGLU = ("gate_proj", "up_proj", "down_proj")
+
+
+def vocabulary(
+    arch: Arch,
+    place: Place,
+    embed: str = "model.embed_tokens.weight",
+    head: str = "lm_head.weight",
+    norm: str = "model.norm.weight",
+) -> list[Param]:
     shape = (arch.vocab, arch.hidden)
-    embed = "model.embed_tokens.weight"
     start, stop = place.embedding(arch.vocab)
     params = [Param("embed", (stop - start, arch.hidden), (rows(embed, shape, start, stop),))]
     start, stop = place.head(arch.vocab)
-    name = embed if arch.tied else "lm_head.weight"
+    name = embed if arch.tied else head
     params.append(Param("head", (stop - start, arch.hidden), (rows(name, shape, start, stop),)))
-    params.append(whole("norm", "model.norm.weight", arch.hidden))
+    params.append(whole("norm", norm, arch.hidden))
     return params
 
 
@@ -40,10 +50,13 @@ def gqa(arch: Arch, place: Place, local: str, name: str) -> list[Param]:
     ):
         start, stop = heads.start * width, heads.stop * width
         source = rows(f"{name}.{part}_proj.weight", (total * width, arch.hidden), start, stop)
-        params.append(Param(f"{local}.{part}", source.local_shape, (source,), unit=width))
+        by: Heads = "queries" if part == "q" else ""
+        params.append(Param(f"{local}.{part}", source.local_shape, (source,), unit=width, heads=by))
         if attn.qkv_bias:
             bias = rows(f"{name}.{part}_proj.bias", (total * width,), start, stop)
-            params.append(Param(f"{local}.{part}_bias", bias.local_shape, (bias,), unit=width))
+            params.append(
+                Param(f"{local}.{part}_bias", bias.local_shape, (bias,), unit=width, heads=by)
+            )
         if attn.qk_norm and part != "v":
             params.append(whole(f"{local}.{part}_norm", f"{name}.{part}_norm.weight", width))
     params += output(arch, place, local, name, attn.heads, width)
@@ -51,7 +64,9 @@ def gqa(arch: Arch, place: Place, local: str, name: str) -> list[Param]:
         params.append(whole(f"{local}.o_bias", f"{name}.o_proj.bias", arch.hidden))
     if attn.sinks:
         sink = rows(f"{name}.sinks", (attn.heads,), place.heads.start, place.heads.stop)
-        params.append(Param(f"{local}.sinks", sink.local_shape, (sink,), "float32"))
+        params.append(
+            Param(f"{local}.sinks", sink.local_shape, (sink,), "float32", heads="outputs")
+        )
     return params
 
 
@@ -59,7 +74,7 @@ def output(arch: Arch, place: Place, local: str, name: str, heads: int, width: i
     """o_proj: its inputs are cut by resident heads."""
     cut = (place.heads.start * width, place.heads.stop * width)
     source = Source(f"{name}.o_proj.weight", (arch.hidden, heads * width), ((0, arch.hidden), cut))
-    return [Param(f"{local}.o", source.local_shape, (source,))]
+    return [Param(f"{local}.o", source.local_shape, (source,), heads="outputs")]
 
 
 def mla(arch: Arch, place: Place, local: str, name: str) -> list[Param]:
@@ -77,7 +92,7 @@ def mla(arch: Arch, place: Place, local: str, name: str) -> list[Param]:
     q_name = f"{name}.q_proj.weight" if attn.q_lora is None else f"{name}.q_b_proj.weight"
     q_shape = (attn.heads * head, attn.q_lora or arch.hidden)
     q = rows(q_name, q_shape, queries.start * head, queries.stop * head)
-    params.append(Param(f"{local}.q", q.local_shape, (q,), unit=head))
+    params.append(Param(f"{local}.q", q.local_shape, (q,), unit=head, heads="queries"))
     latent = attn.kv_lora + attn.rope
     kv_a = f"{name}.kv_a_proj_with_mqa"
     params.append(whole(f"{local}.kv_a", f"{kv_a}.weight", latent, arch.hidden))
@@ -91,7 +106,8 @@ def mla(arch: Arch, place: Place, local: str, name: str) -> list[Param]:
         queries.start * both,
         queries.stop * both,
     )
-    params.append(Param(f"{local}.kv_b", (len(queries), both, attn.kv_lora), (kv_b,), unit=both))
+    shape = (len(queries), both, attn.kv_lora)
+    params.append(Param(f"{local}.kv_b", shape, (kv_b,), unit=both, heads="queries"))
     params += output(arch, place, local, name, attn.heads, attn.v)
     if attn.bias:
         params.append(whole(f"{local}.o_bias", f"{name}.o_proj.bias", arch.hidden))
@@ -99,61 +115,90 @@ def mla(arch: Arch, place: Place, local: str, name: str) -> list[Param]:
 
 
 def gated(
-    local: str, name: str, hidden: int, width: int, cut: tuple[int, int], bias: bool = False
+    local: str,
+    name: str,
+    hidden: int,
+    width: int,
+    cut: tuple[int, int],
+    bias: bool = False,
+    parts: tuple[str, str, str] = SWIGLU,
 ) -> list[Param]:
-    """A SwiGLU block, `cut` of its width: gate rows and up rows in one parameter."""
+    """A SwiGLU block, `cut` of its width: gate rows and up rows in one parameter. parts: the names
+    of its gate, up and down projections."""
     start, stop = cut
     kept = stop - start
-    pair = tuple(
-        rows(f"{name}.{p}_proj.weight", (width, hidden), start, stop) for p in ("gate", "up")
-    )
-    down = Source(f"{name}.down_proj.weight", (hidden, width), ((0, hidden), cut))
+    *ups, last = parts
+    pair = tuple(rows(f"{name}.{p}.weight", (width, hidden), start, stop) for p in ups)
+    down = Source(f"{name}.{last}.weight", (hidden, width), ((0, hidden), cut))
     params = [
         Param(f"{local}.gate_up", (2 * kept, hidden), pair),
         Param(f"{local}.down", (hidden, kept), (down,)),
     ]
     if bias:
-        both = tuple(rows(f"{name}.{p}_proj.bias", (width,), start, stop) for p in ("gate", "up"))
+        both = tuple(rows(f"{name}.{p}.bias", (width,), start, stop) for p in ups)
         params.append(Param(f"{local}.gate_up_bias", (2 * kept,), both))
-        params.append(whole(f"{local}.down_bias", f"{name}.down_proj.bias", hidden))
+        params.append(whole(f"{local}.down_bias", f"{name}.{last}.bias", hidden))
     return params
 
 
-def moe(arch: Arch, place: Place, local: str, name: str) -> list[Param]:
-    """Router whole; experts cut by index and by width; shared experts cut or whole."""
+def router(arch: Arch, local: str, name: str, correction: str | None = None) -> list[Param]:
+    """The router, whole, in fp32. correction: name of the bias that is for selection only."""
     spec = arch.moe
     assert spec is not None
-    params = [
-        whole(f"{local}.router", f"{name}.gate.weight", spec.experts, arch.hidden, dtype="float32")
-    ]
-    if spec.correction_bias:
-        bias = f"{name}.gate.e_score_correction_bias"
-        params.append(whole(f"{local}.router_bias", bias, spec.experts, dtype="float32"))
+    local = f"{local}.router"
+    params = [whole(local, f"{name}.weight", spec.experts, arch.hidden, dtype="float32")]
+    if spec.bias:
+        params.append(whole(f"{local}_bias", f"{name}.bias", spec.experts, dtype="float32"))
+    if correction is not None:
+        bias = f"{name}.{correction}"
+        params.append(whole(f"{local}_correction", bias, spec.experts, dtype="float32"))
+    return params
+
+
+def experts(
+    arch: Arch, place: Place, local: str, name: str, parts: tuple[str, str, str] = SWIGLU
+) -> list[Param]:
+    """Routed experts cut by index and by width; shared experts cut or whole."""
+    spec = arch.moe
+    assert spec is not None
     first, last = place.experts(spec.experts)
     start, stop = place.expert_width(spec.width)
     kept, hidden = stop - start, arch.hidden
+    gate, up, down = parts
     ups: list[Source] = []
     downs: list[Source] = []
     for e in range(first, last):
         expert = f"{name}.experts.{e}"
-        for p in ("gate", "up"):
-            ups.append(rows(f"{expert}.{p}_proj.weight", (spec.width, hidden), start, stop))
+        for p in (gate, up):
+            ups.append(rows(f"{expert}.{p}.weight", (spec.width, hidden), start, stop))
         cut = ((0, hidden), (start, stop))
-        downs.append(Source(f"{expert}.down_proj.weight", (hidden, spec.width), cut))
+        downs.append(Source(f"{expert}.{down}.weight", (hidden, spec.width), cut))
     count = last - first
-    params.append(Param(f"{local}.gate_up", (count, 2 * kept, hidden), tuple(ups)))
-    params.append(Param(f"{local}.down", (count, hidden, kept), tuple(downs)))
+    params = [
+        Param(f"{local}.gate_up", (count, 2 * kept, hidden), tuple(ups)),
+        Param(f"{local}.down", (count, hidden, kept), tuple(downs)),
+    ]
     if spec.shared_width:
-        cut_shared = place.layout.shared_experts == "sharded"
-        width = place.width(spec.shared_width) if cut_shared else (0, spec.shared_width)
-        params += gated(
-            f"{local}.shared", f"{name}.shared_experts", hidden, spec.shared_width, width
-        )
+        sharded = place.layout.shared_experts == "sharded"
+        width = place.width(spec.shared_width) if sharded else (0, spec.shared_width)
+        shared = f"{name}.shared_experts"
+        params += gated(f"{local}.shared", shared, hidden, spec.shared_width, width, parts=parts)
     return params
 
 
-def decoder(arch: Arch, place: Place) -> tuple[Param, ...]:
-    """Every parameter of a rank, for the families that share the Llama names."""
+def moe(arch: Arch, place: Place, local: str, name: str) -> list[Param]:
+    spec = arch.moe
+    assert spec is not None
+    correction = "e_score_correction_bias" if spec.correction_bias else None
+    return router(arch, local, f"{name}.gate", correction) + experts(arch, place, local, name)
+
+
+FfnRecipe = Callable[[Arch, Place, str, str], list[Param]]
+
+
+def decoder(arch: Arch, place: Place, moe: FfnRecipe = moe) -> tuple[Param, ...]:
+    """Every parameter of a rank, for the families that share the Llama names. moe: of a layer with
+    experts."""
     params = vocabulary(arch, place)
     attention = gqa if isinstance(arch.attn, GQA) else mla
     for i in range(arch.layers):

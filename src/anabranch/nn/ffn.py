@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from anabranch.core.arch import Gate
 from anabranch.nn.boundary import enter_ffn, leave_ffn
+from anabranch.nn.gate import gated
 from anabranch.nn.linear import Linear
 from anabranch.nn.moe.dispatch import Dispatcher
 from anabranch.nn.moe.experts import Experts
@@ -15,15 +16,15 @@ from anabranch.nn.step import StepInputs
 
 @dataclass(frozen=True)
 class GatedMlp:
-    """down(silu(gate(x)) * up(x)), or a slice of its width. gate_up: gate rows, then up rows."""
+    """down(act(gate(x)) * up(x)), or a slice of its width. gate_up: gate rows, then up rows."""
 
     gate_up: Linear
     down: Linear
     bias: Tensor | None = None
+    gate: Gate = Gate()
 
     def slice(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(gated(self.gate, self.gate_up(x)))
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class MoeFfn:
     shared_cut: bool = False
 
     def __call__(self, x: Tensor, step: StepInputs) -> Tensor:
-        ids, weights = self.router(x)
+        ids, weights = self.router(x, step)
         y = self.dispatch(x, ids, weights, self.experts, step)
         if self.shared is None:
             return y

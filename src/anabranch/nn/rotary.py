@@ -33,9 +33,9 @@ class Angles:
             return torch.stack((left, right), dim=-1).flatten(-2).to(x.dtype)
         return torch.cat((left, right), dim=-1).to(x.dtype)
 
-    def unrotate(self, x: Tensor) -> Tensor:
-        """The inverse rotation."""
-        return Angles(self.cos, -self.sin, self.interleaved).rotate(x)
+    def inverse(self) -> "Angles":
+        """Those that rotate back (where cos and sin are not scaled)."""
+        return Angles(self.cos, -self.sin, self.interleaved)
 
 
 class Rotary:

@@ -50,6 +50,7 @@ class Paged:
     page_table int32 [T, pages], lens int32 [T]; starts: per sliding window, first visible int32
     [T].
     write_rows, write_slots: the fresh entries this rank stores (rows None: all) and where.
+    counts: fresh entries of each cp rank, where these differ.
     """
 
     page_table: Tensor
@@ -58,6 +59,7 @@ class Paged:
     starts: Mapping[int, Tensor]
     write_rows: Tensor | None
     write_slots: Tensor
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class StepInputs:
     layout, per segment (low, high of the ids and the move).
     enter_ffn, leave_ffn: to all rows and back (sums paid); enter_rows, leave_rows: to rows sharded
     along every axis and back, for a dispatcher.
-    picked: the rows whose logits are needed.
+    picked: the rows whose logits are needed. row_ids: int64 [M] token ids of the residual rows,
+    where a router asks for them.
     """
 
     number: int
@@ -118,3 +121,4 @@ class StepInputs:
     enter_rows: BoundMove
     leave_rows: BoundMove
     picked: Picked
+    row_ids: Tensor | None = None

@@ -33,15 +33,19 @@ Transform = Literal["transpose", "unzip"]
 """What is done to a slice as read: transpose swaps its last two dims; unzip takes the last dim's
 even elements, then its odd ones."""
 
+Heads = Literal["", "queries", "outputs"]
+"""Which query heads cut a parameter further in decode: those whose queries are computed, those
+whose outputs are projected, or none."""
+
 
 @dataclass(frozen=True)
 class Param:
-    """One parameter of this rank: its sources, transformed, joined along dim 0, reshaped to `shape`.
+    """One parameter of this rank: sources, transformed, joined along dim 0, reshaped to `shape`.
 
     dtype: None takes the model's; otherwise a torch dtype name, such as float32 for router biases.
     unit: smallest number of elements a further slice of dim 0 may have (a head, an expert).
     transforms: applied in this order; slices are those of the source, so an unzipped dim is cut in
-    pairs. heads: query heads this parameter holds, cut further in decode; 0 for what is used whole.
+    pairs. heads: by which it is cut further in decode.
     """
 
     name: str
@@ -50,7 +54,7 @@ class Param:
     dtype: str | None = None
     unit: int = 1
     transforms: tuple[Transform, ...] = ()
-    heads: int = 0
+    heads: Heads = ""
 
     @property
     def elements(self) -> int:

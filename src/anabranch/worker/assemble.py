@@ -1,6 +1,8 @@
 """The one place where choices become objects: from a `RunConfig` and a rank to a `Worker`."""
 
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -8,16 +10,15 @@ import torch
 from anabranch import ops
 from anabranch.comm.group import Group, Trace, Transport
 from anabranch.comm.moves import row_moves
-from anabranch.core.arch import GQA
 from anabranch.core.resolve import RunConfig
 from anabranch.kv.pool import KvSpec, Pool
 from anabranch.layout.choice import Place
 from anabranch.layout.mesh import Axes
-from anabranch.models.build import Builder
-from anabranch.models.recipes import decoder as decoder_recipe
-from anabranch.weights.load import load
+from anabranch.models.registry import family
+from anabranch.weights.load import load, update
 from anabranch.weights.readers.base import Reader
-from anabranch.weights.share import Share
+from anabranch.weights.readers.open import open_reader
+from anabranch.weights.share import Alone, Share
 from anabranch.worker.blocks import BlockMaker
 from anabranch.worker.inputs import InputMaker
 from anabranch.worker.runner import Worker
@@ -57,6 +58,15 @@ class Groups:
         return self._made[members]
 
 
+def open_worker(
+    run: RunConfig, path: Path, rank: int, world: World | None = None, share: Share | None = None
+) -> Worker:
+    """One rank of a run whose checkpoint is at `path`. share: how the host's ranks hold weights."""
+    torch.set_num_threads(run.threads)
+    reader = open_reader(path, run.config.load_format, run.config.seed)
+    return build(run, rank, reader, share or Alone(), world)
+
+
 def build(
     run: RunConfig,
     rank: int,
@@ -71,10 +81,12 @@ def build(
     own = layout.ownership(arch.heads, arch.kv_heads)
     places = [Place(layout, own, r) for r in range(layout.mesh.world)]
     dtype = getattr(torch, run.dtype)
-    weights = load([decoder_recipe(arch, p) for p in places], rank, reader, dtype, share)
+    kin = family(arch)
+    recipes = [kin.recipe(arch, p) for p in places]
+    weights = load(recipes, rank, reader, dtype, share)
     groups = Groups(run, rank, world, trace)
     bound = ops.bind(run.device, run.config.ops)  # type: ignore[arg-type]
-    model = Builder(
+    model = kin.builder(
         arch, places[rank], bound, weights, groups.along, device, run.max_model_len + 1
     ).decoder()
     spec = KvSpec(
@@ -85,13 +97,13 @@ def build(
     pool = Pool(spec, device, poison)
     longest = -(-run.max_model_len // layout.stripes.page)
     seats = Seats.make(run.config.max_running, longest, device)
-    windows = arch.attn.windows if isinstance(arch.attn, GQA) else ()
     inputs = InputMaker(
         layout, own, rank, groups.along, device,
         BlockMaker(own, rank, run.config.workspace_tokens, device),
         row_moves(layout.row_moves, bound.copy_rows, layout.costs, poison),
-        tuple(sorted({w for w in windows if w is not None})),
+        arch.windows, arch.moe is not None and arch.moe.hash_layers > 0,
     )  # fmt: skip
     replica = layout.mesh.coord(rank).dp
     leads = rank == layout.mesh.rank(dp=replica)
-    return Worker(rank, replica, leads, model, pool, seats, inputs, Sampler())
+    refit = partial(update, recipes, rank, weights, dtype=dtype, share=share)
+    return Worker(rank, replica, leads, model, pool, seats, inputs, Sampler(), refit)

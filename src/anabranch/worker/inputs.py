@@ -5,7 +5,7 @@ entries are brought where, what is stored, how long each row's local stripe is) 
 once a step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ from anabranch.worker.seats import Seats
 @dataclass(frozen=True)
 class InputMaker:
     """Makes inputs for one rank. row_form: how rows travel into the FFN and back. windows: the
-    distinct sliding windows of the layers."""
+    distinct sliding windows of the layers. row_ids: a router asks for the rows' token ids."""
 
     layout: Layout
     own: Ownership
@@ -41,6 +41,7 @@ class InputMaker:
     blocks: BlockMaker
     row_form: RowForm
     windows: tuple[int, ...] = ()
+    row_ids: bool = False
 
     def make(self, plan: StepPlan, seats: Seats) -> StepInputs:
         rows = step_rows(self.layout, plan)
@@ -64,6 +65,7 @@ class InputMaker:
             enter_rows=self._bind(residual, Rows(EVERY), joint),
             leave_rows=self._bind(Rows(EVERY), residual, joint),
             picked=self._picked(rows, residual),
+            row_ids=self._row_ids(rows, ids, residual) if self.row_ids else None,
         )
 
     @property
@@ -86,6 +88,15 @@ class InputMaker:
         if self.layout.embedding == "whole":
             return self._bind(Rows(DP), residual, seg.split)(tokens), BoundMove(())
         return tokens, self._bind(Rows(DP, REPLICA), residual, seg.split)
+
+    def _row_ids(self, rows: StepRows, ids: Sequence[Tensor], residual: Rows) -> Tensor:
+        """Token ids of the residual rows; where the embedding is whole they are there already."""
+        if self.layout.embedding != "whole":
+            ids = [
+                self._bind(Rows(DP), residual, seg.split)(tokens)
+                for seg, tokens in zip(rows.segments, ids, strict=True)
+            ]
+        return torch.cat(list(ids))
 
     def _picked(self, rows: StepRows, residual: Rows) -> Picked:
         mesh = self.layout.mesh
@@ -114,49 +125,51 @@ class InputMaker:
     ) -> SegmentInputs:
         form = self.layout.prefill if seg.phase is Phase.PREFILL else self.layout.decode
         view = SegmentView.of(seg, self.replica)
-        make = self._brought if form.exchange is Exchange.KV_TO_Q else self._in_place
-        positions, reach = make(view, seats)
+        cp = self.layout.mesh.coord(self.rank).cp
+        mine = view.of_cp(cp) if "cp" in form.rows_in.shard else slice(0, len(view.order))
+        brought = form.exchange is Exchange.KV_TO_Q
+        reach = self._brought(view, seats, cp) if brought else self._in_place(view, seats, mine)
         return SegmentInputs(
             phase=seg.phase,
             low=low,
             high=high,
             enter=self._bind(residual, form.rows_in, seg.split),
             leave=self._bind(form.rows_out, residual, seg.split),
-            positions=positions,
+            positions=self._index(view.position[mine]),
             reach=reach,
         )
 
-    def _brought(self, view: SegmentView, seats: Seats) -> tuple[Tensor, Brought]:
+    def _brought(self, view: SegmentView, seats: Seats, cp: int) -> Brought:
         """KV comes to the queries of this cp rank: fresh entries from peers, cached from
         stripes.
         """
-        cp, make = self.layout.mesh.coord(self.rank).cp, self.blocks
+        make = self.blocks
         if self.layout.kv_to_q == "ring" and self.layout.mesh.cp > 1:
             fresh = make.ring(view, cp, seats)
         else:
             fresh = (make.gathered(view, cp, seats),)
-        positions = self._index(view.position[view.of_cp(cp)])
-        return positions, Brought(fresh, make.cached(view, cp, seats))
+        return Brought(fresh, make.cached(view, cp, seats))
 
-    def _in_place(self, view: SegmentView, seats: Seats) -> tuple[Tensor, Paged]:
-        """Every row sees the own stripe's entries up to its own position."""
+    def _in_place(self, view: SegmentView, seats: Seats, mine: slice) -> Paged:
+        """Each of this rank's rows sees the own stripe's entries up to its own position."""
         stripes, stripe = self.own.stripes, self.own.stripe(self.rank)
-        lens = stripes.local_len(view.position + 1, stripe)
+        seen = view.position[mine] + 1
+        lens = stripes.local_len(seen, stripe)
         most = max(1, -(-int(lens.max(initial=0)) // stripes.local_page))
         starts = None
         if self.windows:
-            hidden = {w: np.maximum(view.position + 1 - w, 0) for w in self.windows}
+            hidden = {w: np.maximum(seen - w, 0) for w in self.windows}
             starts = {w: self._int32(stripes.local_len(h, stripe)) for w, h in hidden.items()}
         rows, slots = self.blocks.stored(view.seat, view.position, seats)
-        where = Paged(
-            page_table=self._int32(seats.pages[view.seat, :most]),
+        return Paged(
+            page_table=self._int32(seats.pages[view.seat[mine], :most]),
             lens=self._int32(lens),
             local_page=stripes.local_page,
             starts=starts or {},
             write_rows=rows,
             write_slots=slots,
+            counts=view.per_cp,
         )
-        return self._index(view.position), where
 
     def _int32(self, values: Ints | NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(self.device)

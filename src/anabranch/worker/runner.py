@@ -3,10 +3,13 @@
 Owns the order of a step. Which objects it works with was decided in `assemble`.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 from anabranch.core.plan import ReplicaPlan, ReplicaResult, StepPlan
 from anabranch.kv.pool import Pool
@@ -28,6 +31,21 @@ class Worker:
     seats: Seats
     inputs: InputMaker
     sampler: Sampler
+    refit: Callable[[Mapping[str, torch.Tensor]], None]
+
+    def control(self, name: str, payload: bytes) -> bytes:
+        """Between steps. update_weights: payload is a safetensors file of whole checkpoint
+        tensors, written in place, so that the views of every phase see them. ValueError leaves all
+        as it was.
+        """
+        if name != "update_weights":
+            raise ValueError(f"a worker's only control is update_weights, not {name!r}")
+        try:
+            tensors = safetensors.torch.load(payload)
+        except SafetensorError as error:
+            raise ValueError(f"update_weights: not a safetensors file: {error}") from error
+        self.refit(tensors)
+        return b""
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> ReplicaResult | None:

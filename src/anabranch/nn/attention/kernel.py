@@ -58,28 +58,31 @@ class GqaKernel:
 
 @dataclass(frozen=True)
 class LatentKernel:
-    """MLA, absorbed: q is [T, H, kv_lora + rope], all heads share the entry, the value is its
-    latent.
+    """One entry for all heads, whose first `value` elements are the value.
+
+    MLA absorbed: q is [T, H, kv_lora + rope], the value is the latent. Shared KV: the whole entry.
     """
 
     ops: Ops
     zeros: Tensor
-    kv_lora: int
+    value: int
     scale: float
+    window: int | None = None
 
     def rows(
         self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
     ) -> tuple[Tensor, Tensor]:
         keys = entries.unsqueeze(1)
         return self.ops.attend_rows(
-            q, keys, keys[..., : self.kv_lora], q_pos, k_pos,
-            kv_map=self.zeros[: q.shape[1]], scale=self.scale,
+            q, keys, keys[..., : self.value], q_pos, k_pos,
+            kv_map=self.zeros[: q.shape[1]], scale=self.scale, window=self.window,
         )  # fmt: skip
 
     def paged(self, q: Tensor, pool: Tensor, where: Paged) -> tuple[Tensor, Tensor]:
         return self.ops.attend_paged_mla(
             q, pool, where.page_table, where.lens, page_slots=where.local_page,
-            value_width=self.kv_lora, scale=self.scale,
+            value_width=self.value, scale=self.scale,
+            start=None if self.window is None else where.starts[self.window],
         )  # fmt: skip
 
 

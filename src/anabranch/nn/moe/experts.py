@@ -6,17 +6,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anabranch.core.arch import Gate
+from anabranch.nn.gate import gated
+
 
 @dataclass(frozen=True)
 class Experts:
     """Experts [first, first + E) of the model, or a width slice of them.
 
-    gate_up [E, 2 * w, d] (gate rows, then up rows), down [E, d, w].
+    gate_up [E, 2 * w, d] (gate rows, then up rows), down [E, d, w]. gate_up_bias [E, 2 * w];
+    down_bias [E, d] on one holder of each expert only, so that it enters the sum once.
     """
 
     first: int
     gate_up: Tensor
     down: Tensor
+    gate: Gate = Gate()
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [M, d], ids int64 [M, k] of the whole model, weights fp32 [M, k] -> [M, d] partial.
@@ -33,13 +40,15 @@ class Experts:
             if n:
                 pairs = order[at : at + n]
                 rows = pairs // ids.shape[1]
-                out = expert(x.index_select(0, rows), self.gate_up[local], self.down[local])
+                out = self._expert(x.index_select(0, rows), local)
                 total.index_add_(0, rows, out.float() * weights.view(-1, 1).index_select(0, pairs))
             at += n
         return total.to(x.dtype)
 
+    def _expert(self, x: Tensor, local: int) -> Tensor:
+        both = F.linear(x, self.gate_up[local], _row(self.gate_up_bias, local))
+        return F.linear(gated(self.gate, both), self.down[local], _row(self.down_bias, local))
 
-def expert(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """silu(x G^T) * (x U^T), projected down (SwiGLU)."""
-    gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, down)
+
+def _row(bias: Tensor | None, local: int) -> Tensor | None:
+    return None if bias is None else bias[local]
