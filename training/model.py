@@ -291,26 +291,32 @@ def greedy(
 ) -> list[list[int]]:
     """Greedy continuations of up to `new` ids, without `end`.
 
-    Rows stand at the left and are padded at the right, which a causal model never sees.
+    No cache: every step runs whole rows, which at this size is quick enough and surely right. Rows
+    stand at the left and are padded at the right, which a causal model never sees; ended rows are
+    dropped every few steps.
     """
     device = model.embed_tokens.device
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    longest = max(map(len, prompts)) + new
-    ids = torch.full((len(prompts), longest), end, device=device)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)] = torch.tensor(prompt, device=device)
-    rows = torch.arange(len(prompts), device=device)
-    begin, done = lengths.clone(), torch.zeros(len(prompts), dtype=torch.bool, device=device)
-    for step in range(new):
-        width = min(longest, -(-(max(map(len, prompts)) + step) // 32) * 32)
+    told: list[list[int]] = [[] for _ in prompts]
+    row = torch.arange(len(prompts), device=device)
+    begin = torch.tensor([len(p) for p in prompts], device=device)
+    lengths, done = begin.clone(), torch.zeros_like(begin, dtype=torch.bool)
+    ids = torch.full((len(prompts), max(map(len, prompts)) + new), end, device=device)
+    for i, prompt in enumerate(prompts):
+        ids[i, : len(prompt)] = torch.tensor(prompt, device=device)
+    for step in range(1, new + 1):
+        if step % 8 == 1:
+            width = min(ids.shape[1], int(lengths.max()) + 8)
         hidden, _ = model(ids[:, :width], dtype)
-        token = model.logits(hidden[rows, lengths - 1]).argmax(-1)
+        index = torch.arange(len(ids), device=device)
+        token = model.logits(hidden[index, lengths - 1]).argmax(-1)
         done |= token == end
-        if step % 8 == 7 and bool(done.all()):
-            break
-        ids[rows, lengths] = torch.where(done, end, token)
-        lengths = lengths + (~done).long()
-    return [
-        ids[row, start:stop].tolist()
-        for row, (start, stop) in enumerate(zip(begin.tolist(), lengths.tolist(), strict=True))
-    ]
+        ids[index, lengths] = torch.where(done, end, token)
+        lengths += ~done
+        if step % 8 == 0 or step == new:
+            over = done if step < new else torch.ones_like(done)
+            for i in over.nonzero().flatten().tolist():
+                told[int(row[i])] = ids[i, int(begin[i]) : int(lengths[i])].tolist()
+            ids, row, begin, lengths, done = (t[~over] for t in (ids, row, begin, lengths, done))
+            if not len(row):
+                break
+    return told

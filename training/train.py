@@ -88,7 +88,6 @@ class Trainer:
         self.device = torch.device(options.device)
         self.dtype: torch.dtype = getattr(torch, options.compute)
         torch.manual_seed(options.seed)
-        torch.set_float32_matmul_precision("high")
         self.tokenizer = Tokenizer.from_file(str(PACKAGE / "tokenizer.json"))
         self.special = {
             name: self.tokenizer.token_to_id(name) for name in (BEGIN, END, USER, ASSISTANT)
@@ -134,11 +133,24 @@ class Trainer:
         mask = answer_mask(inputs, self.special[ASSISTANT], self.special[END]).flatten()
         return (losses * mask).sum() / mask.sum(), counts
 
+    def compiled(self, pool: Pool) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """The loss as a compiled function, tried once; said aloud and in the log if it fails."""
+        if self.options.eager:
+            return self.loss
+        forward = torch.compile(self.loss, dynamic=False)
+        try:
+            forward(pool.sample(self.options.batch, self.generator))[0].backward()
+        except Exception as error:  # the compiler's own errors share no class
+            print(f"seed {self.options.seed}: NOT compiled: {error!r}"[:2000], flush=True)
+            self.log.settings["compiled"] = False
+            return self.loss
+        finally:
+            self.optimiser.zero_grad(set_to_none=True)
+        return forward
+
     def train(self, pool: Pool) -> None:
         """Steps until the time is over."""
-        forward: Callable[[Tensor], tuple[Tensor, Tensor]] = self.loss
-        if not self.options.eager:
-            forward = torch.compile(self.loss, dynamic=False)
+        forward = self.compiled(pool)
         held: list[Tensor] = []
         load: Tensor | None = None
         next_save, next_probe = self.elapsed() + 60, self.elapsed() + 75
@@ -195,8 +207,8 @@ class Trainer:
             [s[BEGIN], s[USER], *self.tokenizer.encode(p.question).ids, s[ASSISTANT]] for p in tested
         ]
         told: list[list[int]] = []
-        for i in range(0, count, 250):
-            told += greedy(self.model, prompts[i : i + 250], NEW_TOKENS, s[END], dtype)
+        for i in range(0, count, 500):
+            told += greedy(self.model, prompts[i : i + 500], NEW_TOKENS, s[END], dtype)
         misses = [
             {"template": p.template, "question": p.question, "expected": p.solution, "got": text}
             for p, text in zip(tested, map(self.tokenizer.decode, told), strict=True)
@@ -216,7 +228,11 @@ class Trainer:
                     "split": split, "dtype": str(dtype).removeprefix("torch."), "n": count,
                     "accuracy": accuracy, "misses": misses,
                 }  # fmt: skip
-                print(f"seed {self.options.seed} {name}: {accuracy:.3f} of {count}", flush=True)
+                print(
+                    f"seed {self.options.seed} {name}: {accuracy:.3f} of {count}, "
+                    f"{self.elapsed():.0f} s", flush=True,
+                )  # fmt: skip
+                self.write_log()
 
     # -- files -----------------------------------------------------------------------------
 
@@ -245,8 +261,13 @@ class Trainer:
         out.mkdir(parents=True, exist_ok=True)
         tensors = released_tensors(self.model)
         save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
+        self.write_log()
+
+    def write_log(self) -> None:
         settings = self.model.c.released()
-        (out / "log.json").write_text(json.dumps({**vars(self.log), "config": settings}))
+        (self.options.out / "log.json").write_text(
+            json.dumps({**vars(self.log), "config": settings})
+        )
 
 
 def main() -> None:
@@ -276,7 +297,6 @@ def main() -> None:
     trainer.train(pool)
     trainer.export()
     trainer.evaluate(options.evaluate)
-    trainer.export()
 
 
 if __name__ == "__main__":
