@@ -1,7 +1,6 @@
 """Detokenising while tokens arrive: whole characters, stop strings, offsets."""
 
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings

@@ -25,7 +25,8 @@ TEMPLATES = [
     "        {{- '[INST] ' + m['content'] | trim + ' [/INST]' }}\n    {%- else %}\n"
     "        {{- m.content ~ eos_token }}\n    {%- endif %}\n{%- endfor %}",
     "{% set ns = namespace(n=0) %}{% for m in messages %}{% if loop.first %}{% continue %}"
-    "{% endif %}{% set ns.n = ns.n + 1 %}{{ loop.index0 }}:{{ m | tojson }}\n{% endfor %}{{ ns.n }}",
+    "{% endif %}{% set ns.n = ns.n + 1 %}{{ loop.index0 }}:{{ m | tojson }}\n"
+    "{% endfor %}{{ ns.n }}",
     "{% if tools %}{{ tools | tojson(indent=2) }}{% for t in tools %}{{ t.function | tojson }}"
     "{% endfor %}{% endif %}",
     "{% macro show(m) %}<{{ m.role | upper }}>{{ m.content }}{% endmacro %}"

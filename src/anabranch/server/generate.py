@@ -149,7 +149,7 @@ class Choice:
         start = self._stream.length
         text = self._stream.push(token) if shown else ""
         if logprobs is not None and (shown or self._keep_all):
-            self._waiting.append((self._stream.length, Entry(logprobs, start)))
+            self._waiting.append((self._stream.reach, Entry(logprobs, start)))
         return text
 
     def _release(self, finished: bool) -> tuple[Entry, ...]:

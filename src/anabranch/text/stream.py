@@ -93,6 +93,11 @@ class TextStream:
     def stop(self) -> str | None:
         return self._stops.found
 
+    @property
+    def reach(self) -> int:
+        """Characters once the unfinished one, if any, is whole: where the last token ends."""
+        return self.length + bool(self._decoder.getstate()[0])
+
     def push(self, token: int) -> str:
         """The text that may be shown after this token, in whole characters."""
         self._tokens += 1
