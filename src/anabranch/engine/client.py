@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TypeVar
 
 from anabranch.core.config import EngineConfig
@@ -129,7 +129,7 @@ class EngineClient:
             raise self._error()
         return self.ready
 
-    async def submit(self, request: Request) -> AsyncIterator[Output]:
+    async def submit(self, request: Request) -> AsyncGenerator[Output]:
         """Outputs until one has a finish_reason. Leaving early aborts the request.
 
         EngineError if the engine has failed or fails meanwhile; FieldError for an id in use.
