@@ -38,8 +38,10 @@ class GlooTransport:
 
 def _bytes(x: Tensor) -> Tensor:
     """[rows, ...] -> uint8 [rows, bytes]."""
-    flat = x.contiguous().view(x.shape[0], -1) if x.numel() else x.reshape(x.shape[0], _width(x))
-    return flat.view(torch.uint8)
+    if not x.numel():
+        return x.reshape(x.shape[0], _width(x)).view(torch.uint8)
+    flat = x.contiguous().view(-1).view(torch.uint8)  # a dim of size 1 may have any stride
+    return flat.view(x.shape[0], -1)
 
 
 def _typed(rows: Tensor, like: Tensor) -> Tensor:
