@@ -37,10 +37,10 @@ def attend_paged_gqa(
             f"attend_paged_gqa: an entry of {pool.shape[1]} elements is not [2, kv_heads, {width}]"
         )
     check_map("attend_paged_gqa", kv_map, q.shape[1], pool.shape[1] // (2 * width))
-    heads = kv_map.long()
+    heads, stored = kv_map.long(), pool.shape[1] // (2 * width)
 
     def split(entries: Tensor) -> tuple[Tensor, Tensor]:
-        kv = entries.view(*entries.shape[:-1], 2, -1, width)
+        kv = entries.view(*entries.shape[:-1], 2, stored, width)
         return kv[..., 0, :, :].index_select(-2, heads), kv[..., 1, :, :].index_select(-2, heads)
 
     return _attend_paged(q, pool, page_table, lens, page_slots, scale, start, sink, width, split)
