@@ -34,7 +34,9 @@ class Pool:
     def __init__(self, spec: KvSpec, device: torch.device, poison: bool = False) -> None:
         self.spec = spec
         shape = (spec.layers, spec.pages * spec.local_page, spec.width)
-        self.slots = torch.zeros(shape, dtype=spec.dtype, device=device)
+        # not filled: memory is taken from the system as pages are first written, and nothing reads
+        # a slot that was not written
+        self.slots = torch.empty(shape, dtype=spec.dtype, device=device)
         self.poison = poison
         if poison:
             self.slots.fill_(float("nan"))

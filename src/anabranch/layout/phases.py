@@ -8,9 +8,15 @@ from anabranch.layout.rows import Rows
 
 
 class Exchange(StrEnum):
-    """What moves so that queries meet all cached positions."""
+    """What moves so that queries meet all cached positions.
+
+    none: every position is here. fresh: so it is once the cp peers' new entries are gathered (their
+    rows are others). kv_to_q: new entries from the cp peers, cached ones from the stripes. q_to_kv:
+    queries to the stripes, partial outputs back. lse: only the partials' lse.
+    """
 
     NONE = "none"
+    FRESH = "fresh"
     KV_TO_Q = "kv_to_q"
     Q_TO_KV = "q_to_kv"
     LSE = "lse"
@@ -55,4 +61,4 @@ def decode_form(mesh: Mesh, stripes: int, split: bool) -> Form:
         return Form(Rows(DP), Rows(DP, REPLICA), Heads.OWNED, exchange)
     if stripes > 1:
         return Form(Rows(DP), Rows(DP, REPLICA), Heads.RESIDENT, Exchange.LSE)
-    return Form(Rows(DP_CP), Rows(DP_CP, TP), Heads.RESIDENT, Exchange.KV_TO_Q)
+    return Form(Rows(DP_CP), Rows(DP_CP, TP), Heads.RESIDENT, Exchange.FRESH)

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from anabranch.comm.group import Group
+from anabranch.comm.group import ALONE, Group
 from anabranch.kv.pool import store
 from anabranch.nn.attention.kernel import Kernel
 from anabranch.nn.step import Block, Brought, Paged, SegmentInputs
@@ -77,11 +77,19 @@ def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class InPlace:
-    """All positions are cached here (or there is one rank): nothing moves."""
+    """All positions are cached here once this step's entries are stored.
+
+    peers: cp ranks whose rows are others, and whose entries are gathered first (a group of one where
+    every rank has all rows).
+    """
+
+    peers: Group = ALONE
 
     def attend(
         self, kernel: Kernel, q: Tensor, fresh: Tensor, pool: Tensor, seg: SegmentInputs, sink: Sink
     ) -> Tensor:
+        assert isinstance(seg.reach, Paged)
+        fresh = self.peers.all_gather(fresh, seg.reach.counts)
         where = _store_own(pool, fresh, seg)
         out, lse = kernel.paged(q, pool, where)
         return with_sink(out, lse, sink).to(q.dtype)
