@@ -27,7 +27,7 @@ from anabranch.engine.protocol import (
     Launch,
     Outputs,
 )
-from anabranch.engine.pulse import LOADING_STALE_SECONDS, STALE_SECONDS, Pulse
+from anabranch.engine.pulse import Pulse
 from anabranch.wire.stream import AsyncChannel
 
 T = TypeVar("T")
@@ -180,7 +180,7 @@ class EngineClient:
 
     def healthy(self) -> bool:
         """Alive, loaded, no process of the tree is silent, and no step takes too long."""
-        return self.alive and self.ready is not None and self._problem() is None
+        return self.alive and self.ready is not None and self._pulse.problem() is None
 
     async def shutdown(self, drain_s: float = 0.0) -> None:
         """Give running requests `drain_s` seconds, then end the tree and wait until it is gone."""
@@ -244,10 +244,6 @@ class EngineClient:
             case _:
                 raise AssertionError(f"{type(message).__name__} from the brain")
 
-    def _problem(self) -> str | None:
-        loaded = self.ready is not None
-        return self._pulse.problem(STALE_SECONDS if loaded else LOADING_STALE_SECONDS)
-
     async def _watch(self) -> None:
         """Fail when a process of the tree is dead, stopped or stuck.
 
@@ -262,7 +258,7 @@ class EngineClient:
             seen = now
             if now < judged_from and self._pulse.failure() is None:
                 continue
-            if (problem := self._problem()) is not None:
+            if (problem := self._pulse.problem()) is not None:
                 self._fail(problem)
 
     def _fail(self, message: str, detail: Mapping[str, str] | None = None) -> None:

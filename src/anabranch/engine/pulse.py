@@ -10,12 +10,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 _HEAD = 1024  # bytes: length of the failure text, then the text
 _LINE = 64  # bytes: pid, last stamp, begin of the step under way (0: none), its number
 BEAT_SECONDS = 0.5
-STALE_SECONDS = 3.0  # without a stamp for this long, a process is dead or stopped
-LOADING_STALE_SECONDS = 60.0  # while libraries load, a process may be silent for longer
+STALE_SECONDS = 2.0  # without a stamp for this long, the kernel is asked what became of a process
+HUNG_SECONDS = 60.0  # one that still runs may be silent for longer: a library holds the interpreter
 STEP_SECONDS = 600.0  # longest step of a healthy engine
 
 
@@ -59,7 +60,7 @@ class Pulse:
         length = self._words[0]
         return self._bytes[8 : 8 + length].decode(errors="replace") if length else None
 
-    def problem(self, stale: float, step: float = STEP_SECONDS) -> str | None:
+    def problem(self, step: float = STEP_SECONDS) -> str | None:
         """What is wrong with the tree now, or None. Processes that never stamped are not judged."""
         if (failure := self.failure()) is not None:
             return failure
@@ -67,8 +68,8 @@ class Pulse:
         for slot in range(self.slots):
             line = self._line(slot)
             pid, seen, begun, number = (self._words[line + i] for i in range(4))
-            if pid and now - seen > stale * 1e9:
-                silent = (now - seen) / 1e9
+            silent = (now - seen) / 1e9
+            if pid and silent > STALE_SECONDS and (silent > HUNG_SECONDS or not _runs(pid)):
                 return f"{name_of(slot)} (pid {pid}) is dead or stopped: silent for {silent:.1f} s"
             if pid and begun and now - begun > step * 1e9:
                 return f"{name_of(slot)} (pid {pid}) is stuck in step {number} for over {step:g} s"
@@ -84,6 +85,15 @@ class Pulse:
 
     def _line(self, slot: int) -> int:
         return (_HEAD + slot * _LINE) // 8
+
+
+def _runs(pid: int) -> bool:
+    """Not gone, not a zombie, not stopped (proc(5))."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "TtZXx"
 
 
 def name_of(slot: int) -> str:
