@@ -21,6 +21,7 @@ VOCAB = 1003
 MARGIN = 1e-4  # between the last expert chosen and the first one left out, as router scores
 GAP = 2e-3  # between the best logit and the second best
 BLOCK = 128
+EXPERTS = 10
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,22 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3_fp8": Family(
         "DeepseekV3", _V3 | {"hidden_size": 144}, "released", _V3_EXTRA, fp8=True, mtp=True
     ),
+    "gpt_oss": Family(
+        "GptOss",
+        _GQA
+        | {"num_local_experts": 10, "num_experts_per_tok": 3, "intermediate_size": 28}
+        | {"sliding_window": 20, "num_hidden_layers": 3}
+        | {"rope_scaling": _YARN | {"truncate": False}},
+        "released",
+    ),
+    "deepseek_v4": Family(
+        "DeepseekV4",
+        {k: v for k, v in _BASE.items() if k != "intermediate_size"}
+        | {"num_hidden_layers": 3, "head_dim": 16, "qk_rope_head_dim": 8, "q_lora_rank": 40}
+        | {"num_key_value_heads": 1, "o_groups": 4, "o_lora_rank": 20, "sliding_window": 20}
+        | {"compress_ratios": [0, 0, 0], "num_hash_layers": 1, "hc_mult": 4}
+        | {"n_routed_experts": 10, "num_experts_per_tok": 3, "moe_intermediate_size": 28},
+    ),
     "kimi_k2": Family(
         "DeepseekV3",
         _V3
@@ -219,9 +236,11 @@ class _RouterMargins:
     def _see(self, router: nn.Module, _: object, out: tuple[Tensor, ...]) -> None:
         logits, _, chosen = out
         sigmoid = "V3" in type(router).__name__
-        scores = logits.float().sigmoid() if sigmoid else logits.float().softmax(-1)
+        scores = logits.float().softmax(-1)
         if sigmoid:
-            scores = scores + router.e_score_correction_bias
+            scores = logits.float().sigmoid() + router.e_score_correction_bias
+        elif "V4" in type(router).__name__:
+            scores = router.score_fn(logits.float()) + router.e_score_correction_bias
         picked = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True)
         groups = int(getattr(router, "num_group", None) or 1)
         self._note_groups(scores, picked, groups, 2 if sigmoid else 1)
@@ -249,7 +268,7 @@ def make(name: str, folder: Path, seed: int = 0) -> Oracle:
     model = getattr(transformers, f"{family.model}ForCausalLM")(config).float().eval()
     with torch.no_grad():
         for parameter_name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            _fill(parameter_name, tensor, sharp=3.0 / _softmax_gain(config))
+            _fill(parameter_name, tensor, 3.0 / _softmax_gain(config), family.model == "GptOss")
     quantised = _round_to_fp8(model) if family.fp8 else {}
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, max_shard_size="150KB")
@@ -265,15 +284,21 @@ def _softmax_gain(config: transformers.PreTrainedConfig) -> float:
     """What yarn's mscale_all_dim multiplies attention logits by (MLA only)."""
     rope = config.rope_parameters
     all_dim = rope.get("mscale_all_dim") or 0.0
-    return (1.0 + 0.1 * all_dim * math.log(rope.get("factor", 1.0))) ** 2
+    return (1.0 + 0.1 * all_dim * math.log(rope.get("factor") or 1.0)) ** 2
 
 
-def _fill(name: str, tensor: Tensor, sharp: float) -> None:
+def _fill(name: str, tensor: Tensor, sharp: float, inputs_first: bool) -> None:
     """Values that keep activations near 1 and make mistakes visible; rope tables stay.
 
-    sharp: spread of the attention logits.
+    sharp: spread of the attention logits. inputs_first: experts lie as [E, in, out].
     """
     if "inv_freq" in name:
+        return
+    if "tid2eid" in name:  # experts of a token id: any, all different
+        tensor.copy_(torch.rand(len(tensor), EXPERTS).argsort(-1)[:, : tensor.shape[1]])
+        return
+    if "sinks" in name:
+        tensor.normal_(0, 2)
         return
     if tensor.dim() == 1:
         norm = "norm" in name
@@ -281,7 +306,8 @@ def _fill(name: str, tensor: Tensor, sharp: float) -> None:
         if name.endswith("q_norm.weight"):
             tensor.mul_(sharp)
         return
-    tensor.normal_(0, tensor.shape[-1] ** -0.5)
+    inputs = tensor.shape[-2 if inputs_first and tensor.dim() == 3 else -1]
+    tensor.normal_(0, inputs**-0.5)
     if name.endswith(("q_proj.weight", "q_b_proj.weight")):
         tensor.mul_(sharp)
     if "shared_expert" in name and "down_proj" in name:
@@ -381,7 +407,7 @@ def released(config: Mapping[str, object]) -> dict[str, object]:
     key = "rope_type" if kind == "llama3" else "type"
     out["rope_scaling"] = None if kind == "default" else {key: kind, **rest}
     out["torch_dtype"] = out.pop("dtype", "float32")
-    if "num_local_experts" in out:
+    if out["model_type"] == "qwen3_moe":
         out["num_experts"] = out.pop("num_local_experts")
     for absent in ("head_dim", "qk_head_dim", "rope_interleave"):
         if "kv_lora_rank" in out:

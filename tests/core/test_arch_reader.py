@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from anabranch.core.arch import GQA, MLA, Rope
+from anabranch.core.arch import GQA, MLA, Gate, Hyper, Rope, SharedKV
 from anabranch.core.arch_reader import read_arch
 
 LLAMA: dict[str, Any] = {
@@ -279,3 +279,95 @@ def test_bad_fields_are_named(change: dict[str, object], words: str) -> None:
 def test_bad_routers_are_named(change: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         read_arch(V3 | change)
+
+
+GPT_OSS: dict[str, Any] = LLAMA | {  # gpt-oss's released config.json, as far as it matters
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "head_dim": 64,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+}
+V4: dict[str, Any] = {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "vocab_size": 129280,
+    "hidden_size": 4096,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 1,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 1024,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "sliding_window": 128,
+    "compress_ratios": [0, 0, 4],  # the third is of a prediction layer
+    "num_hash_layers": 1,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 2048,
+    "max_position_embeddings": 65536,
+    "rope_theta": 10000,
+    "rope_scaling": {"type": "yarn", "factor": 16},  # of compressed layers only
+}
+
+
+def test_gpt_oss() -> None:
+    arch = read_arch(GPT_OSS)
+    assert isinstance(arch.attn, GQA) and arch.attn.sinks and arch.attn.o_bias
+    assert arch.attn.windows == (128, None) and arch.windows == (128,)
+    assert arch.moe is not None and arch.moe.bias and arch.moe.renorm
+    assert arch.moe.gate == Gate(7.0, 1.702, 1.0)
+    assert arch.rope.kind == "yarn" and not arch.rope.truncate
+    typeless = {k: v for k, v in GPT_OSS.items() if k != "layer_types"}
+    assert read_arch(typeless) == arch
+    with pytest.raises(ValueError, match="layer_types: wanted 2"):
+        read_arch(GPT_OSS | {"layer_types": ["full_attention"]})
+
+
+def test_deepseek_v4_in_both_forms() -> None:
+    arch = read_arch(V4)
+    assert arch.attn == SharedKV(64, 512, 64, 1024, 8, 1024, 512**-0.5, (128, 128))
+    assert arch.hyper == Hyper(4, 20, 1e-6) and arch.rope == Rope(64, interleaved=True)
+    moe = arch.moe
+    assert moe is not None and (moe.score, moe.hash_layers) == ("sqrtsoftplus", 1)
+    assert moe.correction_bias and moe.renorm and moe.gate == Gate(10.0)
+    new = {k: v for k, v in V4.items() if k not in ("compress_ratios", "num_hash_layers")}
+    new = {k: v for k, v in new.items() if k not in ("rope_theta", "rope_scaling")}
+    del new["qk_rope_head_dim"]
+    main = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.125}
+    new |= {
+        "layer_types": ["sliding_attention"] * 2,
+        "mlp_layer_types": ["hash_moe", "moe"],
+        "rope_parameters": {"main": main, "compress": main | {"rope_theta": 160000.0}},
+    }
+    assert read_arch(new) == arch
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"compress_ratios": [0, 4]}, "compressed attention is not supported.*ratio 4"),
+        ({"compress_ratios": [0]}, "for 2 layers"),
+        ({"o_groups": 7}, "64 is not a multiple of o_groups 7"),
+        ({"mlp_layer_types": ["moe", "hash_moe"]}, "wanted hash_moe, then moe"),
+        ({"scoring_func": "relu"}, "scoring_func 'relu'"),
+        ({"mlp_bias": True}, "mlp_bias is not supported by deepseek_v4"),
+    ],
+)
+def test_bad_v4_fields_are_named(change: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_arch(V4 | change)

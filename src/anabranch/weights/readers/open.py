@@ -7,6 +7,7 @@ from anabranch.weights.gguf_file import GGUFFile
 from anabranch.weights.readers.base import Reader
 from anabranch.weights.readers.dummy import DummyReader
 from anabranch.weights.readers.gguf import GGUFReader
+from anabranch.weights.readers.renamed import RENAMED, RenamedReader
 from anabranch.weights.readers.safetensors import SafetensorsReader
 
 
@@ -27,5 +28,9 @@ def open_reader(path: Path, load_format: str = "auto", seed: int = 0) -> Reader:
             "are read: convert it first"
         )
     if path.is_dir():
-        return SafetensorsReader(path, fp8_block(path, read_config(path)))
+        config = read_config(path)
+        reader = SafetensorsReader(path, fp8_block(path, config))
+        listed = config.get("architectures")
+        named = str(listed[0]) if isinstance(listed, list) and listed else ""
+        return RenamedReader(reader, RENAMED[named]) if named in RENAMED else reader
     return SafetensorsReader(path)
