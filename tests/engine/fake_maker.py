@@ -109,9 +109,6 @@ class Fake:
             return b""
         raise ValueError(f"no control {name!r}")
 
-    def close(self) -> None:
-        self.histories.clear()
-
 
 class FakeMaker:
     def __init__(self, run: RunConfig, path: str, endpoint: Endpoint) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -48,13 +50,12 @@ def running(pid: int) -> bool:
         return False
 
 
-async def gone(pids: list[int], limit: float) -> float:
-    """Seconds until none of `pids` runs."""
+async def gone(pids: list[int], limit: float) -> None:
+    """Returns when none of `pids` runs; fails after `limit` seconds."""
     begin = time.monotonic()
     while any(running(pid) for pid in pids):
         assert time.monotonic() - begin < limit, f"still there: {[p for p in pids if running(p)]}"
         await asyncio.sleep(0.05)
-    return time.monotonic() - begin
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["one", "threads", "processes"])
@@ -202,6 +203,24 @@ def test_death_is_noticed(trouble: int, layout: dict[str, object]) -> None:
         await client.shutdown()
 
     run(work())
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_tree_goes_with_its_front(tp: int) -> None:
+    """A front that is killed leaves no process."""
+    path = os.pathsep.join(p for p in sys.path if p)
+    front = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("front.py")), str(tp)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert front.stdout is not None
+    pids = [int(word) for word in front.stdout.readline().split()]
+    assert len(pids) == tp and all(running(pid) for pid in pids)
+    front.kill()
+    front.wait(10)
+    run(gone(pids, 5))
+    front.stdout.close()
 
 
 def test_long_step_is_not_a_death() -> None:

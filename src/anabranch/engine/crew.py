@@ -2,7 +2,7 @@
 
 `LocalCrew` holds the ranks that live in this process: the first runs in the caller's thread (a
 second Python thread beside a CPU worker costs dearly), others as threads. tree.py adds rank
-processes. Knows workers by three methods and loads their maker by module path, so importing this
+processes. Knows workers by two methods and loads their maker by module path, so importing this
 loads no torch.
 """
 
@@ -24,8 +24,6 @@ class RankWorker(Protocol):
     def step(self, plan: StepPlan) -> ReplicaResult | None: ...
 
     def control(self, name: str, payload: bytes) -> bytes: ...
-
-    def close(self) -> None: ...
 
 
 class Maker(Protocol):
@@ -93,7 +91,6 @@ class _RankThread(threading.Thread):
             self.replies.put(None)
             while (order := self.orders.get()) is not None:
                 self.replies.put(self._reply(worker, order))
-            worker.close()
         except BaseException as error:  # carried to the thread that asks, which raises it
             self._maker.abort()
             self.replies.put(error)
@@ -155,7 +152,6 @@ class LocalCrew:
     def close(self) -> None:
         for thread in self._threads:
             thread.orders.put(None)
-        self._worker.close()
         for thread in self._threads:
             thread.join(10)
 

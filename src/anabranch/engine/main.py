@@ -88,7 +88,6 @@ def run_rank(launch: Launch, channel: Channel, pulse: Pulse) -> None:
         except ConnectionError:
             break
         _obey(worker, message, launch.slot, channel, pulse)
-    worker.close()
 
 
 def _obey(worker: RankWorker, message: object, slot: int, channel: Channel, pulse: Pulse) -> None:

@@ -12,15 +12,13 @@ from anabranch.wire import Schema
 class Endpoint:
     """How the ranks of one process reach the others of the model copy.
 
-    ranks: those that live in this process (all of them, or one). port: of the rendezvous store on
-    this host, when ranks are processes. share_fd: memory file for weights held once, or -1.
-    listen_fd: of the store's listening socket, in the process that keeps the store; else -1.
+    ranks: those that live in this process (all of them, or one). meeting: the text of
+    `comm.endpoint`, when ranks are processes. share_fd: memory file for weights held once, or -1.
     """
 
     ranks: tuple[int, ...]
-    port: int = 0
+    meeting: str = ""
     share_fd: int = -1
-    listen_fd: int = -1
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TypeVar
 
+from anabranch.comm.endpoint import make_endpoint
 from anabranch.core.messages import Fatal
 from anabranch.core.plan import ReplicaResult, StepPlan, StepResult
 from anabranch.engine.crew import LocalCrew, StepFailed
@@ -36,10 +37,10 @@ END_SECONDS = 5.0
 class _RankProcess:
     """A child that runs one rank."""
 
-    def __init__(self, launch: Launch, pulse: Pulse) -> None:
+    def __init__(self, launch: Launch, pulse: Pulse, fds: tuple[int, ...]) -> None:
         mine, theirs = socket.socketpair()
         self.rank = launch.slot
-        self.process = spawn(theirs, pulse.fd, (launch.endpoint.share_fd,))
+        self.process = spawn(theirs, pulse.fd, fds)
         theirs.close()
         self.channel = Channel(mine)
         self.channel.send(TO_RANK.encode(launch))
@@ -70,19 +71,19 @@ class Ranks:
     def __init__(self, launch: Launch, pulse: Pulse) -> None:
         self._pulse = pulse
         self.closing = False
-        listener = socket.create_server(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        self.share_fd = os.memfd_create("anabranch-weights", 0)
-        self.endpoint = Endpoint((0,), port, self.share_fd, listener.detach())
+        self._meeting = make_endpoint(launch.run.config.transport)
+        self._share_fd = os.memfd_create("anabranch-weights", 0)
+        self.endpoint = Endpoint((0,), self._meeting.text, self._share_fd)
         self.members: list[_RankProcess] = []
         for rank in range(1, launch.run.layout.mesh.world):
             mine = replace(
                 launch,
                 slot=rank,
-                endpoint=Endpoint((rank,), port, self.share_fd),
+                endpoint=replace(self.endpoint, ranks=(rank,)),
                 mask=launch.masks[rank] if launch.masks else (),
             )
-            self.members.append(_RankProcess(mine, pulse))
+            fds = (*self._meeting.fds, self._share_fd)
+            self.members.append(_RankProcess(mine, pulse, fds))
 
     def watch(self) -> None:
         """Report a rank that ended by itself. Called from the pulse thread."""
@@ -101,7 +102,8 @@ class Ranks:
             member.channel.close()
         for member in self.members:
             member.end(deadline)
-        os.close(self.share_fd)
+        self._meeting.close()
+        os.close(self._share_fd)
 
 
 class TreeCrew:
