@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
+from anabranch.comm.group import Trace
 from anabranch.comm.transports.threads import ThreadWorld
 from anabranch.core.arch import GQA, MLA, Arch, MoE, Rope
 from anabranch.core.config import EngineConfig
@@ -19,6 +20,7 @@ from anabranch.core.request import Request
 from anabranch.core.resolve import Machine, RunConfig, resolve
 from anabranch.sched.scheduler import Scheduler
 from anabranch.sched.state import SchedulerConfig
+from anabranch.weights.readers.base import Reader
 from anabranch.weights.readers.dummy import DummyReader
 from anabranch.weights.recipe import Source
 from anabranch.weights.share import Alone, ThreadShare
@@ -69,14 +71,23 @@ class SharpReader(DummyReader):
 class Ranks:
     """P thread ranks of one model copy; `step` runs a plan on all of them."""
 
-    def __init__(self, run: RunConfig, seed: int = 0, timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        seed: int = 0,
+        timeout: float = 60.0,
+        reader: Reader | None = None,
+        traces: Sequence[Trace] | None = None,
+    ) -> None:
         world = run.layout.mesh.world
         self.threads = ThreadPoolExecutor(world)
         self.world = ThreadWorld(timeout)
         share = ThreadShare(world) if world > 1 else Alone()
 
         def make(rank: int):
-            return self._guarded(build, run, rank, SharpReader(seed), share, self.world)
+            source = SharpReader(seed) if reader is None else reader
+            trace = None if traces is None else traces[rank]
+            return self._guarded(build, run, rank, source, share, self.world, trace)
 
         self.workers = list(self.threads.map(make, range(world)))
 
@@ -148,9 +159,11 @@ def drive(ranks: Ranks, scheduler: Scheduler, requests: Sequence[Request]):
     return logits, tokens
 
 
-def run_layout(arch: Arch, requests: Sequence[Request], seed: int = 0, **flags):
+def run_layout(
+    arch: Arch, requests: Sequence[Request], seed: int = 0, reader: Reader | None = None, **flags
+):
     run = resolved(arch, **flags)
-    ranks = Ranks(run, seed)
+    ranks = Ranks(run, seed, reader=reader)
     try:
         return drive(ranks, scheduler_for(run), requests)
     finally:
