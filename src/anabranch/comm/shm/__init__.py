@@ -1,0 +1,1 @@
+"""Collectives over shared memory in C++; `transports.shm` is their only caller."""

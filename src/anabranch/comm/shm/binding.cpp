@@ -1,0 +1,261 @@
+// Where Python meets the verbs: checks tensors, turns rows into bytes, lets other threads run meanwhile.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <memory>
+
+#include "../../ops/cpu/isa.h"
+#include "../../ops/cpu/tensor.h"
+#include "channel.h"
+
+namespace nb = nanobind;
+
+namespace anabranch::shm {
+namespace {
+
+using anabranch::Reader;
+using anabranch::Tensor;
+using anabranch::refuse;
+using anabranch::text;
+
+void check_signals() {
+  nb::gil_scoped_acquire held;
+  if (PyErr_CheckSignals()) throw nb::python_error();
+}
+
+const Kernels* kernels_of(const std::string& isa) {
+  int count;
+  const Isa* all = isas(&count);
+  for (int i = 0; i < count; ++i)
+    if (isa == all[i].name && all[i].runnable) return all[i].kernels;
+  throw nb::value_error(("instruction set '" + isa + "' was not compiled or cannot run here").c_str());
+}
+
+void read_nonce(nb::bytes given, uint64_t nonce[2]) {
+  if (given.size() != 16) throw nb::value_error("a nonce has 16 bytes");
+  memcpy(nonce, given.c_str(), 16);
+}
+
+class World {
+ public:
+  World(nb::object memory, nb::handle tensor_type, int rank, int world, uint64_t slot, nb::bytes nonce_, double deadline,
+        double spin, const std::string& isa, int threads)
+      : reader_(tensor_type), memory_(memory), kernels_(kernels_of(isa)), threads_(threads < 1 ? 1 : threads) {
+    const Tensor t = reader_.read(memory, "join", "memory");
+    uint64_t nonce[2];
+    read_nonce(nonce_, nonce);
+    const nb::gil_scoped_release unlocked;
+    region_ = std::make_unique<Region>(t.bytes(), t.size(0), rank, world, slot, nonce, deadline, spin);
+    region_->interrupted = check_signals;
+  }
+
+  Region& region() { return *region_; }
+  const Reader& reader() const { return reader_; }
+  const Kernels* kernels() const { return kernels_; }
+  int threads() const { return threads_; }
+
+ private:
+  Reader reader_;
+  nb::object memory_;  // keeps the mapping
+  const Kernels* kernels_;
+  int threads_;
+  std::unique_ptr<Region> region_;
+};
+
+// A dense tensor whose rows are moved whole.
+struct RowsOf : Tensor {
+  int64_t row_bytes;
+
+  RowsOf(const Reader& reader, nb::handle object, const char* op, const char* name)
+      : Tensor(reader.read(object, op, name)), row_bytes(itemsize()) {
+    need(ndim >= 1 && dense(0), "it must be dense and have rows");
+    for (int i = 1; i < ndim; ++i) row_bytes *= size(i);
+  }
+  int64_t nbytes() const { return size(0) * row_bytes; }
+  void like(const RowsOf& x) const {
+    if (row_bytes != x.row_bytes || !same_dtype(x)) refuse(op, described() + ", " + x.described() + "; rows differ");
+  }
+};
+
+Type summed_type(const Tensor& t) {
+  if (t.f32()) return Type::f32;
+  if (t.is(kBfloat, 16)) return Type::bf16;
+  if (t.is(kFloat, 16)) return Type::f16;
+  t.wrong("float32, bfloat16 and float16 can be summed");
+}
+
+class Group {
+ public:
+  Group(World& world, const std::vector<int>& members)
+      : reader_(world.reader()), channel_(make(world, members)) {}
+
+  void barrier() {
+    const nb::gil_scoped_release unlocked;
+    channel_.barrier();
+  }
+
+  void all_gather(nb::handle x_, nb::handle out_, nb::handle counts) {
+    const RowsOf x(reader_, x_, "all_gather", "x"), out(reader_, out_, "all_gather", "out");
+    out.like(x);
+    const std::vector<Span>& parts = spans(counts, x.row_bytes, first_);
+    x.need(x.nbytes() == parts[channel_.me()].bytes, "its rows are not counts[me]");
+    out.need(out.nbytes() == end(parts), "its rows are not sum(counts)");
+    const nb::gil_scoped_release unlocked;
+    channel_.all_gather(x.bytes(), out.bytes(), parts);
+  }
+
+  void reduce_scatter(nb::handle x_, nb::handle out_, nb::handle counts) {
+    const RowsOf x(reader_, x_, "reduce_scatter", "x"), out(reader_, out_, "reduce_scatter", "out");
+    out.like(x);
+    const std::vector<Span>& parts = spans(counts, x.row_bytes, first_);
+    x.need(x.nbytes() == end(parts), "its rows are not sum(counts)");
+    out.need(out.nbytes() == parts[channel_.me()].bytes, "its rows are not counts[me]");
+    const Type type = summed_type(x);
+    const nb::gil_scoped_release unlocked;
+    channel_.reduce_scatter(type, x.bytes(), out.bytes(), parts);
+  }
+
+  void all_reduce(nb::handle x_, nb::handle out_) {
+    const RowsOf x(reader_, x_, "all_reduce", "x"), out(reader_, out_, "all_reduce", "out");
+    out.like(x);
+    out.need(out.nbytes() == x.nbytes(), "its rows are not those of x");
+    const Type type = summed_type(x);
+    const nb::gil_scoped_release unlocked;
+    channel_.all_reduce(type, x.bytes(), out.bytes(), x.nbytes());
+  }
+
+  void all_to_all(nb::handle x_, nb::handle out_, nb::handle send_, nb::handle recv_) {
+    const RowsOf x(reader_, x_, "all_to_all", "x"), out(reader_, out_, "all_to_all", "out");
+    out.like(x);
+    const std::vector<Span>&send = spans(send_, x.row_bytes, first_), &recv = spans(recv_, x.row_bytes, second_);
+    x.need(x.nbytes() == end(send), "its rows are not sum(send)");
+    out.need(out.nbytes() == end(recv), "its rows are not sum(recv)");
+    const int me = channel_.me();
+    if (send[me].bytes != recv[me].bytes) refuse("all_to_all", "send[me] and recv[me] differ");
+    const nb::gil_scoped_release unlocked;
+    channel_.all_to_all(x.bytes(), out.bytes(), send, recv);
+  }
+
+  void broadcast(nb::handle x_, nb::handle out_, int root) {
+    const RowsOf x(reader_, x_, "broadcast", "x"), out(reader_, out_, "broadcast", "out");
+    out.like(x);
+    out.need(out.nbytes() == x.nbytes(), "its rows are not those of x");
+    if (root < 0 || root >= channel_.size()) refuse("broadcast", "no member " + text(root));
+    const nb::gil_scoped_release unlocked;
+    channel_.broadcast(x.bytes(), out.bytes(), x.nbytes(), root);
+  }
+
+  void merge_partials(nb::handle out_, nb::handle lse_, nb::handle sink_, nb::handle merged_) {
+    const char* op = "merge_partials";
+    const Tensor out = reader_.read(out_, op, "out").need_dims(3), lse = reader_.read(lse_, op, "lse").need_dims(2);
+    const Tensor merged = reader_.read(merged_, op, "merged").need_dims(3);
+    lse.need(lse.f32(), "it must be float32");
+    out.need(out.dense(2), "its last dim must have stride 1");
+    Partials p{};
+    p.type = summed_type(out);
+    p.rows = out.size(0);
+    p.heads = merged.size(1);
+    p.width = out.size(2);
+    merged.need(merged.same_dtype(out) && merged.dense(0) && merged.size(0) == p.rows && merged.size(2) == p.width &&
+                    p.heads * channel_.size() == out.size(1),
+                "it must be out's rows, this member's share of its heads, dense");
+    lse.need(lse.size(0) == p.rows && lse.size(1) == out.size(1), "it must be out's shape less the last dim");
+    if (!sink_.is_none()) {
+      const Tensor sink = reader_.read(sink_, op, "sink");
+      sink.need(sink.ndim == 1 && sink.f32() && sink.size(0) == p.heads && sink.dense(0),
+                "it must be dense float32, one per own head");
+      p.sink = sink.as<const float>();
+    }
+    p.out = out.bytes();
+    p.lse = lse.as<const float>();
+    p.merged = merged.bytes();
+    for (int i = 0; i < 2; ++i) p.out_bytes[i] = out.stride_bytes(i), p.lse_stride[i] = lse.stride(i);
+    const nb::gil_scoped_release unlocked;
+    channel_.merge_partials(p);
+  }
+
+  // Offset in the world's memory of the slot that the next merge_partials posts.
+  uint64_t lend() {
+    const nb::gil_scoped_release unlocked;
+    return region_->offset(channel_.lend());
+  }
+  int64_t slot_bytes() const { return channel_.slot_bytes(); }
+
+ private:
+  Channel make(World& world, const std::vector<int>& members) {
+    int me = -1;
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (members[i] < 0 || members[i] >= world.region().world() || (i && members[i] <= members[i - 1]))
+        throw nb::value_error(("members " + ranks_text(members) + ": they must be ranks in order").c_str());
+      if (members[i] == world.region().rank()) me = static_cast<int>(i);
+    }
+    if (me < 0 || members.size() < 2)
+      throw nb::value_error(("members " + ranks_text(members) + ": this rank and at least one more").c_str());
+    region_ = &world.region();
+    const nb::gil_scoped_release unlocked;
+    return Channel(world.region(), members, me, world.kernels(), world.threads());
+  }
+
+  static int64_t end(const std::vector<Span>& parts) { return parts.back().at + parts.back().bytes; }
+
+  const std::vector<Span>& spans(nb::handle counts, int64_t row_bytes, std::vector<Span>& into) const {
+    const nb::object fast = nb::steal(PySequence_Fast(counts.ptr(), "counts are a sequence"));
+    if (!fast.is_valid()) throw nb::python_error();
+    if (PySequence_Fast_GET_SIZE(fast.ptr()) != channel_.size())
+      throw nb::value_error("counts: one number of rows per member is needed");
+    into.resize(channel_.size());
+    int64_t at = 0;
+    for (int i = 0; i < channel_.size(); ++i) {
+      const int64_t rows = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast.ptr(), i));
+      if (rows < 0) {
+        if (PyErr_Occurred()) throw nb::python_error();
+        throw nb::value_error("counts: rows cannot be negative");
+      }
+      into[i] = {at, rows * row_bytes};
+      at += rows * row_bytes;
+    }
+    return into;
+  }
+
+  const Reader& reader_;
+  Region* region_ = nullptr;
+  Channel channel_;
+  std::vector<Span> first_, second_;
+};
+
+}  // namespace
+}  // namespace anabranch::shm
+
+NB_MODULE(_shm, m) {
+  using namespace anabranch::shm;
+  using namespace nb::literals;
+  nb::object comm_error = nb::module_::import_("anabranch.comm.group").attr("CommError");
+  nb::register_exception_translator(
+      [](const std::exception_ptr& p, void* type) {
+        try {
+          std::rethrow_exception(p);
+        } catch (const Broken& e) {
+          PyErr_SetString(static_cast<PyObject*>(type), e.what());
+        }
+      },
+      comm_error.release().ptr());
+  m.def("needed", &Region::needed, "world"_a, "slot"_a);
+  nb::class_<World>(m, "World")
+      .def(nb::init<nb::object, nb::handle, int, int, uint64_t, nb::bytes, double, double, const std::string&, int>(), "memory"_a,
+           "tensor_type"_a, "rank"_a, "world"_a, "slot"_a, "nonce"_a, "deadline"_a, "spin"_a, "isa"_a, "threads"_a)
+      .def("fail", [](World& w) { w.region().fail(w.region().rank()); })
+      .def_prop_ro("spin_seconds", [](World& w) { return w.region().spin_seconds(); });
+  nb::class_<Group>(m, "Group")
+      .def(nb::init<World&, const std::vector<int>&>(), "world"_a, "members"_a, nb::keep_alive<1, 2>())
+      .def("barrier", &Group::barrier)
+      .def("all_gather", &Group::all_gather, "x"_a, "out"_a, "counts"_a)
+      .def("reduce_scatter", &Group::reduce_scatter, "x"_a, "out"_a, "counts"_a)
+      .def("all_reduce", &Group::all_reduce, "x"_a, "out"_a)
+      .def("all_to_all", &Group::all_to_all, "x"_a, "out"_a, "send"_a, "recv"_a)
+      .def("broadcast", &Group::broadcast, "x"_a, "out"_a, "root"_a)
+      .def("merge_partials", &Group::merge_partials, "out"_a, "lse"_a, "sink"_a.none(), "merged"_a)
+      .def("lend", &Group::lend)
+      .def_prop_ro("slot_bytes", &Group::slot_bytes);
+}

@@ -1,0 +1,376 @@
+#include "channel.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "../../ops/cpu/team.h"
+#include "stream.h"
+
+namespace anabranch::shm {
+namespace {
+
+enum Verb : uint32_t { kBarrier, kAllGather, kReduceScatter, kAllReduce, kAllToAll, kBroadcast, kMerge };
+constexpr const char* kNames[] = {"barrier", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast",
+                                  "merge_partials"};
+
+constexpr int64_t kPage = 4096;
+constexpr int64_t kBlock = 64 << 10;  // bytes a thread copies or sums at a time
+constexpr int64_t kTable = kMaxRanks * sizeof(int64_t);  // sizes at the start of an all_to_all's slots
+constexpr int64_t kSmallSum = 32 << 10;  // bytes read by all_reduce's one-wait form before two waits are cheaper
+
+int64_t up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+int64_t down(int64_t n, int64_t unit) { return n / unit * unit; }
+int64_t itemsize(Type type) { return type == Type::f32 ? 4 : 2; }
+
+using Copy = void (*)(char* dst, const char* src, int64_t bytes);
+
+struct CopyJob {
+  Copy copy;
+  char* dst;
+  const char* src;
+  int64_t bytes;
+};
+
+void copy_task(void* context, int, int64_t i) {
+  const CopyJob& job = *static_cast<CopyJob*>(context);
+  job.copy(job.dst + i * kBlock, job.src + i * kBlock, std::min(kBlock, job.bytes - i * kBlock));
+}
+
+void copy_over(int threads, Copy copy, char* dst, const char* src, int64_t bytes) {
+  if (!bytes || dst == src) return;
+  if (threads == 1 || pieces(threads, bytes) == 1) return copy(dst, src, bytes);
+  CopyJob job{copy, dst, src, bytes};
+  run_tasks(threads, (bytes + kBlock - 1) / kBlock, copy_task, &job);
+}
+
+void copy_plain(char* dst, const char* src, int64_t bytes) { memcpy(dst, src, bytes); }
+
+void copy_shown(char* dst, const char* src, int64_t bytes) {
+  publish(dst, src, bytes);
+  published();
+}
+
+// The part of [at, at + bytes) that lies in slice r of `unit` bytes: where, and how much.
+Span within(int64_t bytes, int64_t r, int64_t unit) {
+  const int64_t from = std::min(bytes, r * unit);
+  return {from, std::min(bytes, from + unit) - from};
+}
+
+int64_t longest(const std::vector<Span>& parts) {
+  int64_t most = 0;
+  for (const Span& p : parts) most = std::max(most, p.bytes);
+  return most;
+}
+
+int64_t total(const std::vector<Span>& parts) {
+  int64_t all = 0;
+  for (const Span& p : parts) all += p.bytes;
+  return all;
+}
+
+int64_t rounds_of(int64_t bytes, int64_t unit) { return std::max<int64_t>(1, (bytes + unit - 1) / unit); }
+
+}  // namespace
+
+Channel::Channel(Region& region, std::vector<int> members, int me, const Kernels* kernels, int threads)
+    : region_(region),
+      members_(std::move(members)),
+      n_(static_cast<int>(members_.size())),
+      me_(me),
+      kernels_(kernels),
+      threads_(threads),
+      slot_(static_cast<int64_t>(region.slot_bytes())),
+      parts_(n_) {
+  char* base = region.group(members_, me);
+  lines_ = reinterpret_cast<Line*>(base);
+  slots_ = base + up(n_ * sizeof(Line), kPage);
+}
+
+char* Channel::slot(int member, uint64_t number) const {
+  return slots_ + (2 * member + static_cast<int64_t>(number % 2)) * up(slot_, kPage);
+}
+
+// After this the own slot of the slice may be written.
+Channel::Slice Channel::begin(const char* verb, uint32_t id, uint64_t bytes, uint64_t rounds) {
+  const uint64_t number = lines_[me_].posted.load(std::memory_order_relaxed) + 1;
+  for (int j = 0; j < n_; ++j)
+    if (j != me_) region_.wait(lines_[j], number - 1, {verb, &members_, members_[j]});
+  return {verb, number, {id, static_cast<uint32_t>(rounds), bytes}};
+}
+
+void Channel::post(const Slice& s) {
+  lines_[me_].note[s.number % 2] = s.note;
+  Region::post(lines_[me_], s.number);
+}
+
+void Channel::await(const Slice& s, int peer) const {
+  region_.wait(lines_[peer], s.number, {s.verb, &members_, members_[peer]});
+  const Line::Note& theirs = lines_[peer].note[s.number % 2];
+  if (theirs.verb != s.note.verb || theirs.bytes != s.note.bytes)
+    disagree(s, peer, std::string(kNames[theirs.verb]) + " of " + std::to_string(theirs.bytes) + " bytes",
+             std::string(s.verb) + " of " + std::to_string(s.note.bytes));
+}
+
+void Channel::await_all(const Slice& s) const {
+  for (int j = 0; j < n_; ++j)
+    if (j != me_) await(s, j);
+}
+
+void Channel::disagree(const Slice& s, int peer, const std::string& theirs, const std::string& mine) const {
+  region_.fail(members_[me_]);
+  throw Broken(std::string(s.verb) + " among ranks " + ranks_text(members_) + ": rank " +
+               std::to_string(members_[peer]) + " is in " + theirs + ", rank " + std::to_string(members_[me_]) + " in " +
+               mine);
+}
+
+void Channel::copy(char* dst, const char* src, int64_t bytes) const {
+  copy_over(threads_, copy_plain, dst, src, bytes);
+}
+
+void Channel::show(char* slot, const char* src, int64_t bytes) const {
+  copy_over(threads_, copy_shown, slot, src, bytes);
+}
+
+// In member order, in fp32, rounded once.
+void Channel::sum(Type type, const std::vector<const char*>& parts, char* out, int64_t bytes) const {
+  std::vector<char*> at(n_);
+  std::vector<int64_t> stride(n_, kBlock);
+  const auto part = [&](int64_t from, int64_t rows, int64_t row) {
+    for (int j = 0; j < n_; ++j) at[j] = const_cast<char*>(parts[j]) + from;
+    SumArgs a{};
+    a.type = type;
+    a.parts = at.data();
+    a.stride_bytes = stride.data();
+    a.out = out + from;
+    a.members = n_;
+    a.rows = rows;
+    a.row = row / itemsize(type);
+    a.out_stride_bytes = kBlock;
+    a.threads = threads_;
+    kernels_->sum_members(a);
+  };
+  const int64_t whole = down(bytes, kBlock);
+  if (whole) part(0, whole / kBlock, kBlock);
+  if (bytes > whole) part(whole, 1, bytes - whole);
+}
+
+void Channel::barrier() {
+  const Slice s = begin("barrier", kBarrier, 0);
+  post(s);
+  await_all(s);
+}
+
+void Channel::all_gather(const char* x, char* out, const std::vector<Span>& parts) {
+  const int64_t rounds = rounds_of(longest(parts), slot_);
+  for (int64_t r = 0; r < rounds; ++r) {
+    const Slice s = begin("all_gather", kAllGather, total(parts));
+    const Span mine = within(parts[me_].bytes, r, slot_);
+    show(slot(me_, s.number), x + mine.at, mine.bytes);
+    post(s);
+    copy(out + parts[me_].at + mine.at, x + mine.at, mine.bytes);
+    for (int i = 1; i < n_; ++i) {
+      const int j = (me_ + i) % n_;
+      const Span theirs = within(parts[j].bytes, r, slot_);
+      if (!theirs.bytes) continue;
+      await(s, j);
+      copy(out + parts[j].at + theirs.at, slot(j, s.number), theirs.bytes);
+    }
+  }
+}
+
+// A slot holds a slice for each peer, in member order without the sender.
+void Channel::reduce_scatter(Type type, const char* x, char* out, const std::vector<Span>& parts) {
+  const int64_t unit = down(slot_ / (n_ - 1), 64), rounds = rounds_of(longest(parts), unit);
+  for (int64_t r = 0; r < rounds; ++r) {
+    const Slice s = begin("reduce_scatter", kReduceScatter, total(parts));
+    for (int j = 0; j < n_; ++j) {
+      const Span theirs = within(parts[j].bytes, r, unit);
+      if (j != me_) show(slot(me_, s.number) + (j - (j > me_)) * unit, x + parts[j].at + theirs.at, theirs.bytes);
+    }
+    post(s);
+    const Span mine = within(parts[me_].bytes, r, unit);
+    if (!mine.bytes) continue;
+    await_all(s);
+    for (int j = 0; j < n_; ++j) parts_[j] = slot(j, s.number) + (me_ - (me_ > j)) * unit;
+    parts_[me_] = x + parts[me_].at + mine.at;
+    sum(type, parts_, out + mine.at, mine.bytes);
+  }
+}
+
+// Everyone reads everything: one wait.
+void Channel::all_reduce_small(Type type, const char* x, char* out, int64_t bytes) {
+  for (int64_t r = 0; r < rounds_of(bytes, slot_); ++r) {
+    const Slice s = begin("all_reduce", kAllReduce, bytes);
+    const Span now = within(bytes, r, slot_);
+    show(slot(me_, s.number), x + now.at, now.bytes);
+    post(s);
+    await_all(s);
+    for (int j = 0; j < n_; ++j) parts_[j] = slot(j, s.number);
+    parts_[me_] = x + now.at;
+    sum(type, parts_, out + now.at, now.bytes);
+  }
+}
+
+// Above that, each member sums a share and all gather the shares: equal in bits, as every element is
+// still summed once, in member order.
+void Channel::all_reduce(Type type, const char* x, char* out, int64_t bytes) {
+  if (n_ == 2 || bytes * n_ <= kSmallSum) return all_reduce_small(type, x, out, bytes);
+  const int64_t unit = down(slot_ / n_, 64) * n_;
+  for (int64_t r = 0; r < rounds_of(bytes, unit); ++r) {
+    const Span now = within(bytes, r, unit);
+    const int64_t share = up((now.bytes + n_ - 1) / n_, 64);
+    const auto of = [&](int j) { return within(now.bytes, j, share); };
+    const Slice scatter = begin("all_reduce", kAllReduce, bytes);
+    for (int j = 0; j < n_; ++j)
+      if (j != me_) show(slot(me_, scatter.number) + of(j).at, x + now.at + of(j).at, of(j).bytes);
+    post(scatter);
+    await_all(scatter);
+    for (int j = 0; j < n_; ++j) parts_[j] = slot(j, scatter.number) + of(me_).at;
+    parts_[me_] = x + now.at + of(me_).at;
+    const Slice gather = begin("all_reduce", kAllReduce, bytes);
+    char* mine = out + now.at + of(me_).at;
+    if (of(me_).bytes) sum(type, parts_, mine, of(me_).bytes);
+    show(slot(me_, gather.number), mine, of(me_).bytes);
+    post(gather);
+    for (int i = 1; i < n_; ++i) {
+      const int j = (me_ + i) % n_;
+      if (!of(j).bytes) continue;
+      await(gather, j);
+      copy(out + now.at + of(j).at, slot(j, gather.number), of(j).bytes);
+    }
+  }
+}
+
+// A member's bytes to all peers are one stream, cut into slices wherever that falls; the first slot says
+// how much is whose. Only so are a few long parts among many short ones moved in few slices.
+void Channel::all_to_all(const char* x, char* out, const std::vector<Span>& send, const std::vector<Span>& recv) {
+  const int64_t unit = slot_ - kTable;
+  const int64_t outgoing = total(send) - send[me_].bytes;
+  std::vector<int64_t> starts(n_);  // of my part in each peer's stream
+  uint32_t rounds = static_cast<uint32_t>(rounds_of(outgoing, unit));
+  const uint32_t own_rounds = rounds;
+  for (uint32_t r = 0; r < rounds; ++r) {
+    const Slice s = begin("all_to_all", kAllToAll, 0, own_rounds);
+    char* to = slot(me_, s.number);
+    auto* sizes = reinterpret_cast<int64_t*>(to);
+    int64_t at = 0;
+    for (int j = 0; j < n_; ++j) {
+      if (r == 0) sizes[j] = send[j].bytes;
+      if (j == me_) continue;
+      const int64_t low = std::max(at, int64_t{r} * unit), high = std::min(at + send[j].bytes, (int64_t{r} + 1) * unit);
+      if (low < high) show(to + kTable + low - int64_t{r} * unit, x + send[j].at + low - at, high - low);
+      at += send[j].bytes;
+    }
+    post(s);
+    if (r == 0) {
+      copy(out + recv[me_].at, x + send[me_].at, send[me_].bytes);
+      for (int j = 0; j < n_; ++j) {
+        if (j == me_) continue;
+        await(s, j);
+        const auto* theirs = reinterpret_cast<const int64_t*>(slot(j, s.number));
+        if (theirs[me_] != recv[j].bytes)
+          disagree(s, j, "all_to_all with " + std::to_string(theirs[me_]) + " bytes for rank " + std::to_string(members_[me_]),
+                   "one that expects " + std::to_string(recv[j].bytes));
+        starts[j] = 0;
+        for (int i = 0; i < me_; ++i) starts[j] += i == j ? 0 : theirs[i];
+        rounds = std::max(rounds, lines_[j].note[s.number % 2].rounds);
+      }
+    }
+    for (int i = 1; i < n_; ++i) {
+      const int j = (me_ + i) % n_;
+      const int64_t low = std::max(starts[j], int64_t{r} * unit);
+      const int64_t high = std::min(starts[j] + recv[j].bytes, (int64_t{r} + 1) * unit);
+      if (low >= high) continue;
+      await(s, j);
+      copy(out + recv[j].at + low - starts[j], slot(j, s.number) + kTable + low - int64_t{r} * unit, high - low);
+    }
+  }
+}
+
+void Channel::broadcast(const char* x, char* out, int64_t bytes, int root) {
+  for (int64_t r = 0; r < rounds_of(bytes, slot_); ++r) {
+    const Slice s = begin("broadcast", kBroadcast, bytes);
+    const Span now = within(bytes, r, slot_);
+    if (me_ == root) show(slot(me_, s.number), x + now.at, now.bytes);
+    post(s);
+    if (me_ == root) {
+      copy(out + now.at, x + now.at, now.bytes);
+    } else {
+      await(s, root);
+      copy(out + now.at, slot(root, s.number), now.bytes);
+    }
+  }
+}
+
+char* Channel::lend() { return slot(me_, begin("landing", kMerge, 0).number); }
+
+// As many rows as fit a slot at a time, or if one row is too wide as many heads of each owner.
+void Channel::merge_partials(const Partials& p) {
+  const int64_t head_bytes = n_ * (p.width * itemsize(p.type) + 4);
+  const int64_t room = slot_ - 64, rows = room / (head_bytes * std::max<int64_t>(1, p.heads));
+  if (rows >= p.rows) return merge_round(p, 0, p.rows, 0, p.heads);
+  const int64_t row_step = std::max<int64_t>(1, rows), head_step = rows ? p.heads : room / head_bytes;
+  if (!head_step)
+    throw std::invalid_argument("merge_partials: one head of " + std::to_string(n_) + " members takes " +
+                                std::to_string(head_bytes) + " bytes, a slot has " + std::to_string(room));
+  for (int64_t b = 0; b < p.rows; b += row_step)
+    for (int64_t h = 0; h < p.heads; h += head_step)
+      merge_round(p, b, std::min(row_step, p.rows - b), h, std::min(head_step, p.heads - h));
+}
+
+// The round's rows and heads of every owner, laid out [rows, members * heads, width] behind their lse. The
+// own heads are shown too: members' slots must be one strided tensor for the merge.
+void Channel::pack(const Partials& p, char* slot, int64_t row, int64_t rows, int64_t head, int64_t heads) const {
+  const int64_t width = p.width * itemsize(p.type), group = n_ * heads;
+  const bool dense = p.out_bytes[1] == width;
+  const int64_t run = dense ? heads : 1;
+  char* to = slot + partials_at(rows, group);
+  auto* lse = reinterpret_cast<float*>(slot);
+  for (int64_t b = row; b < row + rows; ++b)
+    for (int owner = 0; owner < n_; ++owner)
+      for (int64_t h = owner * p.heads + head; h < owner * p.heads + head + heads; ++h) {
+        *lse++ = p.lse[b * p.lse_stride[0] + h * p.lse_stride[1]];
+        if ((h - owner * p.heads - head) % run) continue;
+        publish(to, p.out + b * p.out_bytes[0] + h * p.out_bytes[1], run * width);
+        to += run * width;
+      }
+  published();
+}
+
+// Shown to the peers unless written there already, then the own heads are merged in place.
+void Channel::merge_round(const Partials& p, int64_t row, int64_t rows, int64_t head, int64_t heads) {
+  const int64_t width = p.width * itemsize(p.type), group = n_ * heads;
+  const Slice s = begin("merge_partials", kMerge, p.rows * n_ * p.heads * width);
+  char* mine = slot(me_, s.number);
+  if (p.out != mine + partials_at(rows, group)) pack(p, mine, row, rows, head, heads);
+  post(s);
+  await_all(s);
+  scratch_.resize(rows * heads);
+  MergeArgs a{};
+  a.type = a.out_type = p.type;
+  a.partials = slot(0, s.number) + partials_at(rows, group) + me_ * heads * width;
+  a.lse = reinterpret_cast<const float*>(slot(0, s.number)) + me_ * heads;
+  a.sink = p.sink ? p.sink + head : nullptr;
+  a.sink_stride = 1;
+  a.out = p.merged + (row * p.heads + head) * width;
+  a.lse_out = scratch_.data();
+  a.members = n_;
+  a.rows = rows;
+  a.heads = heads;
+  a.width = p.width;
+  a.partials_bytes[0] = 2 * up(slot_, kPage);
+  a.lse_stride[0] = a.partials_bytes[0] / 4;
+  a.partials_bytes[1] = group * width;
+  a.lse_stride[1] = group;
+  a.partials_bytes[2] = width;
+  a.lse_stride[2] = 1;
+  a.out_bytes[0] = p.heads * width;
+  a.out_bytes[1] = width;
+  a.lse_out_stride[0] = heads;
+  a.lse_out_stride[1] = 1;
+  a.to_natural = 1.0f;
+  a.threads = threads_;
+  kernels_->merge_partials(a);
+}
+
+}  // namespace anabranch::shm

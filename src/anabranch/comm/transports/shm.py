@@ -1,0 +1,155 @@
+"""Ranks as processes (or threads) of one host over one shared memory file: the fast transport.
+
+Owns the mapping of the file and the allocation of results; the verbs are C++ (`comm/shm`). The
+file is anonymous and inherited from the launcher: it has no name and no size limit of a mount, and
+ends with the last process. What the C++ cannot sum (integers, fp64) is composed from its all_to_all.
+"""
+
+import mmap
+import os
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from anabranch.comm.endpoint import FILE
+from anabranch.comm.group import SUMMED, Counts, Transport
+from anabranch.ops.cpu.provider import chosen_isa, machine
+
+if TYPE_CHECKING:
+    from anabranch.comm.shm import _shm
+
+SLOT = 1 << 20
+"""Bytes a member shows its peers at a time; longer payloads go in slices of it."""
+
+
+Landing = tuple[Tensor, Tensor]
+
+
+class ShmTransport(Transport):
+    """The verbs of one group; made by `ShmWorld.transport`."""
+
+    def __init__(
+        self, group: "_shm.Group", memory: Tensor, members: tuple[int, ...], me: int
+    ) -> None:
+        self.members = members
+        self.me = me
+        self._group = group
+        self._memory = memory
+        self._lent: dict[tuple[int, int, int, int, torch.dtype], Landing] = {}
+
+    def accepts(self, verb: str, nbytes: int, dtype: torch.dtype) -> bool:
+        summing = verb in ("reduce_scatter", "all_reduce", "merge_partials")
+        return dtype in SUMMED if summing else True
+
+    def all_gather(self, x: Tensor, counts: Counts) -> Tensor:
+        out = x.new_empty((sum(counts), *x.shape[1:]))
+        self._group.all_gather(x.contiguous(), out, counts)
+        return out
+
+    def all_to_all(self, x: Tensor, send: Counts, recv: Counts) -> Tensor:
+        out = x.new_empty((sum(recv), *x.shape[1:]))
+        self._group.all_to_all(x.contiguous(), out, send, recv)
+        return out
+
+    def reduce_scatter(self, x: Tensor, counts: Counts) -> Tensor:
+        if x.dtype not in SUMMED:
+            return super().reduce_scatter(x, counts)
+        out = x.new_empty((counts[self.me], *x.shape[1:]))
+        self._group.reduce_scatter(x.contiguous(), out, counts)
+        return out
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        if x.dtype not in SUMMED or x.dim() == 0:
+            return super().all_reduce(x)
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self._group.all_reduce(x, out)
+        return out
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self._group.broadcast(x, out, root)
+        return out
+
+    def merge_partials(self, out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
+        rows, heads, width = out.shape
+        merged = out.new_empty((rows, heads // len(self.members), width))
+        self._group.merge_partials(out, lse, sink, merged)
+        return merged
+
+    def landing(self, rows: int, heads: int, width: int, dtype: torch.dtype) -> Landing | None:
+        stats = -(-rows * heads * 4 // 64) * 64
+        if stats + rows * heads * width * dtype.itemsize > self._group.slot_bytes or not rows:
+            return None
+        at = self._group.lend()
+        key = (at, rows, heads, width, dtype)
+        if key not in self._lent:
+            lse = self._memory[at : at + rows * heads * 4].view(torch.float32)
+            nbytes = rows * heads * width * dtype.itemsize
+            out = self._memory[at + stats : at + stats + nbytes].view(dtype)
+            self._lent[key] = out.view(rows, heads, width), lse.view(rows, heads)
+        return self._lent[key]
+
+    def barrier(self) -> None:
+        self._group.barrier()
+
+
+class ShmWorld:
+    """This rank's end of the memory file that all ranks of a model copy map.
+
+    fd: the inherited file; nonce: of the run, from the launcher, by which a file of another run is
+    told. Returns when all ranks have joined: `CommError` names those that did not. The ranks' core
+    masks are read now, as they decide whether waits spin first.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        nonce: bytes,
+        rank: int,
+        size: int,
+        timeout: float = 120.0,
+        *,
+        slot: int = SLOT,
+        spin: float | None = None,
+    ) -> None:
+        from anabranch.comm.shm import _shm
+
+        here = machine()
+        assert here is not None, "the extensions are built together"
+        self._native = _shm
+        self.rank, self.size = rank, size
+        nbytes = _shm.needed(size, slot)
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if not name.startswith(f"/memfd:{FILE}"):
+            raise ValueError(f"fd {fd} is {name}, not the ranks' memory file; inherit it unchanged")
+        if os.fstat(fd).st_size != nbytes:
+            os.ftruncate(fd, nbytes)  # sparse; the same size from every rank, so the order is free
+        self._memory = torch.frombuffer(mmap.mmap(fd, nbytes), dtype=torch.uint8)
+        self._world = _shm.World(
+            self._memory, Tensor, rank, size, slot, nonce, timeout,
+            -1.0 if spin is None else spin, chosen_isa(here), torch.get_num_threads(),
+        )  # fmt: skip
+        everyone = tuple(range(size))
+        self._everyone = self.transport(everyone, rank) if size > 1 else None
+
+    @property
+    def spin_seconds(self) -> float:
+        """How long a wait spins before it sleeps: 0 where ranks share cores."""
+        return self._world.spin_seconds
+
+    def transport(self, members: tuple[int, ...], me: int) -> ShmTransport:
+        assert members[me] == self.rank, (members, me, self.rank)
+        group = self._native.Group(self._world, members)
+        return ShmTransport(group, self._memory, members, me)
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it, after which their writes are seen."""
+        if self._everyone is not None:
+            self._everyone.barrier()
+
+    def abort(self) -> None:
+        """Ends the waits of all ranks, with an error that names this one."""
+        self._world.fail()
