@@ -74,6 +74,14 @@ def test_token_text_of_part_of_a_character(folder: Path) -> None:
     assert b"".join(ours.token_bytes(i) for i in ids) == "🦙".encode()
     assert ours.token_bytes(10**6) == b""
     assert ours.token_text(2) == "<|im_end|>"
+    assert ours.token_text(10**6) == "token_id:1000000"
+
+
+def test_a_folder_without_a_tokenizer_still_has_end_ids(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
+    ours = Tokenizer.without_text(tmp_path)
+    assert (ours.eos_ids, ours.knows_text, ours.bos_id) == ((7,), False, None)
+    assert ours.encode("hi") == [] and ours.decode([1, 2]) == ""
 
 
 @pytest.mark.parametrize(

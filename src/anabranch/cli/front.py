@@ -34,6 +34,9 @@ def make_service(config: EngineConfig, options: ServeOptions) -> Service:
     names = options.names(config.model or DEMO_NAME)
 
     def load_text() -> tuple[Tokenizer, ChatTemplate | None]:
+        if path.is_dir() and not (path / "tokenizer.json").is_file():
+            print(f"{path} has no tokenizer: token ids only", file=sys.stderr, flush=True)
+            return Tokenizer.without_text(path), None
         tokenizer = Tokenizer.load(path)
         return tokenizer, ChatTemplate.of(tokenizer, options.chat_template)
 

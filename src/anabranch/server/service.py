@@ -248,9 +248,13 @@ class Service:
         return sampling
 
     async def _prompts(self, ask: Ask) -> tuple[PromptText, ...]:
+        if ask.sampling.stop and not self.tokenizer.knows_text:
+            raise bad_field("stop", "this model has no tokenizer; give stop_token_ids")
         found: list[PromptText] = []
         for prompt in ask.prompts:
             if isinstance(prompt, str):
+                if not self.tokenizer.knows_text:
+                    raise bad_field("prompt", "this model has no tokenizer; give token ids")
                 found.append(PromptText(prompt, await self._encode(prompt, add_special=True)))
             else:
                 text = self.tokenizer.decode(prompt, skip_special=False) if ask.echo else ""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE
 
 from anabranch.text.vocab import GGUFVocab
 from anabranch.weights.gguf_file import GGUFFile
@@ -69,6 +71,17 @@ class Tokenizer:
             return _from_gguf(path)
         raise ValueError(f"{path}: neither a checkpoint folder nor a .gguf file")
 
+    @classmethod
+    def without_text(cls, folder: Path) -> "Tokenizer":
+        """For a folder that has no tokenizer: end ids only; it encodes and decodes nothing."""
+        backend = Backend(BPE())
+        backend.decoder = ByteLevel()
+        return cls(backend, eos_ids=_folder_eos(folder), special_tokens={})
+
+    @property
+    def knows_text(self) -> bool:
+        return self.vocab_size > 0
+
     @property
     def vocab_size(self) -> int:
         """Ids known to the tokenizer, added ones too (the model's head may have more rows)."""
@@ -111,8 +124,13 @@ class Tokenizer:
         return found
 
     def token_text(self, token: int) -> str:
-        """A token on its own, as logprobs show it; one that is no UTF-8 as `bytes:\\xe2\\x82`."""
+        """A token on its own, as logprobs show it.
+
+        One that is no UTF-8 is shown as `bytes:\\xe2\\x82`, one without text as `token_id:5`.
+        """
         data = self.token_bytes(token)
+        if not data:
+            return f"token_id:{token}"
         try:
             return data.decode()
         except UnicodeDecodeError:
@@ -182,12 +200,7 @@ def _from_folder(folder: Path) -> Tokenizer:
     backend.no_padding()
     config = _read_json(folder / "tokenizer_config.json")
     special = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
-    eos: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        found = _read_json(folder / name).get("eos_token_id")
-        for item in found if isinstance(found, list) else [found]:
-            if isinstance(item, int) and not isinstance(item, bool):
-                eos.append(item)
+    eos = _folder_eos(folder)
     own = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
     if own is not None:
         eos.append(own)
@@ -199,6 +212,17 @@ def _from_folder(folder: Path) -> Tokenizer:
         chat_template=_folder_template(folder, config),
         add_bos=add_bos if isinstance(add_bos, bool) else None,
     )
+
+
+def _folder_eos(folder: Path) -> list[int]:
+    """End ids that the folder's configuration files name."""
+    eos: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        found = _read_json(folder / name).get("eos_token_id")
+        for item in found if isinstance(found, list) else [found]:
+            if isinstance(item, int) and not isinstance(item, bool):
+                eos.append(item)
+    return eos
 
 
 def _special_tokens(*sources: Mapping[str, Json]) -> dict[str, str]:
