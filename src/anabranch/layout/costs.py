@@ -94,7 +94,9 @@ def save(path: Path, tables: Mapping[str, Costs]) -> None:
     """Write tables by transport, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".part")
-    scratch.write_text(json.dumps({name: asdict(costs) for name, costs in tables.items()}, indent=1))
+    scratch.write_text(
+        json.dumps({name: asdict(costs) for name, costs in tables.items()}, indent=1)
+    )
     scratch.replace(path)
 
 

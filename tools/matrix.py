@@ -1,0 +1,138 @@
+"""Run cells of the layout matrix against one process and count what happened.
+
+    python tools/matrix.py --full                 every accepted cell of issue-size sets
+    python tools/matrix.py --dp-only              TP, EP and DP attention
+    python tools/matrix.py --sample 150 --seed 3  a seeded sample
+    python tools/matrix.py --census               accepted and refused only
+
+Exit code 1 if a cell failed. `--json` prints one JSON object {accepted, refused, run, failed, ...}.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from tests.matrix.cells import Cell, Census, attention_cells, dp_cells  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Outcome:
+    cell: Cell
+    seconds: float
+    counts: Counter[str]
+    error: str | None
+
+
+class Runner:
+    """Runs cells in this process, keeping what one process answered from cell to cell."""
+
+    def __init__(self, seed: int) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self.seed = seed
+        self.books: dict[str, object] = {}
+
+    def __call__(self, cell: Cell) -> Outcome:
+        from tests.matrix.scenario import trial
+
+        started = time.perf_counter()
+        counts: Counter[str] = Counter()
+        error = None
+        try:
+            counts = trial(cell, self.books, self.seed)  # type: ignore[arg-type]
+        except Exception as problem:  # a cell that breaks is a result, not the end of the run
+            error = f"{type(problem).__name__}: {problem}"
+        return Outcome(cell, time.perf_counter() - started, counts, error)
+
+
+_runner: Runner | None = None
+
+
+def _start(seed: int) -> None:
+    global _runner
+    _runner = Runner(seed)
+
+
+def _run(cell: Cell) -> Outcome:
+    assert _runner is not None
+    return _runner(cell)
+
+
+def outcomes(cells: list[Cell], seed: int, jobs: int) -> Iterator[Outcome]:
+    """Run cells over worker processes, cells of one model together."""
+    if jobs == 1:
+        yield from map(Runner(seed), cells)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(jobs, _start, (seed,)) as pool:
+        yield from pool.imap_unordered(_run, cells)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--full", action="store_true", help="run every accepted cell")
+    parser.add_argument("--dp-only", action="store_true", help="TP, EP and DP attention only")
+    parser.add_argument("--sample", type=int, default=60, help="cells to run without --full")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample and of the trials")
+    parser.add_argument("--world", type=int, nargs="*", default=[1, 2, 4, 8], help="rank counts P")
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes")
+    parser.add_argument("--census", action="store_true", help="ask resolve, run nothing")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--only", default="", help="run only cells whose name holds this text")
+    parser.add_argument("--verbose", action="store_true", help="print every cell")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = arguments()
+    make = dp_cells if args.dp_only else attention_cells
+    census = Census.of(make(args.world))
+    census.accepted = [c for c in census.accepted if args.only in c.name]
+    cells = census.accepted if args.full else census.sample(args.sample, args.seed)
+    started, met, failed = time.perf_counter(), Counter[str](), []
+    for outcome in outcomes([] if args.census else cells, args.seed, args.jobs):
+        met += outcome.counts
+        met["run"] += 1
+        if outcome.error is not None:
+            failed.append({"cell": outcome.cell.name, "why": outcome.error})
+        if outcome.error is not None or args.verbose:
+            state = outcome.error or "ok"
+            print(f"{outcome.seconds:6.2f} s  {outcome.cell.name}  {state}", file=sys.stderr)
+    report = {
+        "accepted": len(census.accepted),
+        "refused": dict(census.refused.most_common()),
+        "run": met.pop("run", 0),
+        "failed": failed,
+        "seed": args.seed,
+        "seconds": round(time.perf_counter() - started, 1),
+        "met": dict(met.most_common()),
+    }
+    if args.json:
+        print(json.dumps(report))
+    else:
+        show(report)
+    return 1 if failed else 0
+
+
+def show(report: dict[str, object]) -> None:
+    for name, value in report.items():
+        if isinstance(value, dict):
+            print(f"{name}:")
+            for key, count in value.items():
+                print(f"  {key:32} {count}")
+        else:
+            print(f"{name + ':':12} {len(value) if isinstance(value, list) else value}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
