@@ -54,7 +54,7 @@ class RunConfig:
         return self.arch.layers * self.kv_width * size / self.layout.stripes.count
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # raising writes the traceback into it: it cannot be frozen
 class Refusal(Exception):
     """Why a combination cannot run: a stable code, the numbers, and what would work."""
 
@@ -440,7 +440,7 @@ def parse_bytes(text: str) -> int:
     unit = cleaned[-1:] if cleaned[-1:] in _UNITS else ""
     try:
         return int(float(cleaned.removesuffix(unit)) * _UNITS[unit])
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f"{text!r} is not a size; write 2GiB, 512MiB or bytes") from None
 
 
@@ -448,12 +448,17 @@ def _pages(run: RunConfig, machine: Machine, notes: list[str]) -> int:
     """KV pages of a replica: from --kv-memory, or from what weights leave of the machine's memory."""
     config = run.config
     per_page = max(1, int(run.kv_bytes_per_token * run.page_size))
-    if config.kv_memory is not None:
-        budget = parse_bytes(config.kv_memory)
+    ranks = config.tp if machine.device == "cpu" else 1
+    size = 4 if run.dtype == "float32" else 2
+    weights = weight_elements(run.arch) * size
+    if config.kv_memory is None:
+        budget = max(0, int((machine.memory - weights) * 0.6)) // ranks
+    elif config.kv_memory.endswith("%"):
+        # other engines' share of memory: for weights and KV together
+        share = parse_bytes(config.kv_memory[:-1]) / 100
+        budget = max(0, int(machine.memory * share) - weights) // ranks
     else:
-        size = 4 if run.dtype == "float32" else 2
-        left = machine.memory - weight_elements(run.arch) * size
-        budget = max(0, int(left * 0.6)) // (config.tp if machine.device == "cpu" else 1)
+        budget = parse_bytes(config.kv_memory)
     needed = config.max_running * -(-run.max_model_len // run.page_size)
     pages = min(budget // per_page, needed)
     if pages < 2:
