@@ -1,6 +1,6 @@
 """Training rows: worker processes write problems, sums and chat turns as packed token rows.
 
-    PYTHONPATH=src python -m training.data --out DIR --workers 11 --seconds 240
+    PYTHONPATH=src python -m training.data --out DIR --seconds 240
 
 Owns the packing and the shard files (`shard-WW-NNNN.npy`, uint16 [rows, LENGTH + 1]), each of which
 appears whole or not at all. A row is one conversation cut at LENGTH + 1 tokens: it starts at position
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -85,10 +86,13 @@ def work(worker: int, out: Path, seconds: float, seed: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--workers", type=int, default=11)
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 5))
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.workers < 1:
+        raise SystemExit(f"--workers {options.workers}: at least 1")
+    print(f"{options.workers} data workers for {options.seconds:.0f} s", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     workers = [
         multiprocessing.Process(target=work, args=(i, options.out, options.seconds, options.seed))

@@ -293,7 +293,7 @@ def main() -> None:
     if options.resume:
         trainer.resume()
     pool = Pool(options.data, trainer.device, options.capacity)
-    pool.wait(8 * options.batch, 120)
+    pool.wait(8 * options.batch, 60)
     trainer.train(pool)
     trainer.export()
     trainer.evaluate(options.evaluate)
