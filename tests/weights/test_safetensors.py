@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from anabranch.weights.readers.open import open_reader
 from anabranch.weights.readers.safetensors import INDEX, SafetensorsReader
@@ -148,6 +149,45 @@ def test_pickles_are_refused_with_the_reason(tmp_path: Path) -> None:
         open_reader(tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match="no such file"):
         SafetensorsReader(tmp_path / "nowhere")
+
+
+def test_mxfp4_experts_equal_transformers(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    blocks = torch.randint(0, 256, (3, 10, 4, 16), dtype=torch.uint8)
+    scales = torch.randint(110, 140, (3, 10, 4), dtype=torch.uint8)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors = {
+        f"{name}_blocks": blocks,
+        f"{name}_scales": scales,
+        f"{name}_bias": torch.ones(3, 10),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {"quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    reader = open_reader(tmp_path)
+    wanted = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    assert sorted(reader.names()) == [name, f"{name}_bias"]
+    assert reader.shape(name) == tuple(wanted.shape) == (3, 128, 10)
+    assert torch.equal(reader.read(Source(name, (3, 128, 10))), wanted)
+    cut = Source(name, (3, 128, 10), ((1, 3), (33, 100), (2, 9)))
+    assert torch.equal(reader.read(cut), wanted[1:3, 33:100, 2:9])
+    with pytest.raises(ValueError, match=r"has shape \[3, 128, 10\]"):
+        reader.read(Source(name, (3, 128, 12)))
+
+
+def test_deepseek_v4_saved_by_transformers_has_released_names(tmp_path: Path) -> None:
+    saved = ["model.embed_tokens.weight", "model.layers.0.attn.norm.weight", "model.norm.weight",
+             "model.hc_head.hc_base", "head.weight"]  # fmt: skip
+    save_file(
+        {n: torch.full((2,), float(i)) for i, n in enumerate(saved)}, tmp_path / "m.safetensors"
+    )
+    (tmp_path / "config.json").write_text('{"architectures": ["DeepseekV4ForCausalLM"]}')
+    reader = open_reader(tmp_path)
+    wanted = ["embed.weight", "layers.0.attn.kv_norm.weight", "norm.weight", "hc_head_base",
+              "head.weight"]  # fmt: skip
+    assert sorted(reader.names()) == sorted(wanted)
+    for i, name in enumerate(wanted):
+        assert reader.read(Source(name, (2,))).tolist() == [i, i]
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,20 @@ def _listed(value: object) -> list[object]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def fp8_block(path: Path, config: dict[str, object]) -> tuple[int, int]:
-    """Rows and columns of a quantisation block; ValueError for quantisations that are not read."""
+def quant_method(config: dict[str, object]) -> str | None:
+    """What config.json says the weights are quantised by."""
     quant = config.get("quantization_config")
-    if quant is None:
+    method = quant.get("quant_method") if isinstance(quant, dict) else None
+    return None if method is None else str(method)
+
+
+def fp8_block(path: Path, config: dict[str, object]) -> tuple[int, int]:
+    """Rows and columns of an fp8 block (DeepSeek-V3's, unless config.json says otherwise).
+
+    ValueError for quantisations that are not read.
+    """
+    quant = config.get("quantization_config")
+    if quant is None or quant_method(config) == "mxfp4":
         return 128, 128
     method = quant.get("quant_method") if isinstance(quant, dict) else quant
     block = quant.get("weight_block_size") if isinstance(quant, dict) else None
@@ -50,6 +60,6 @@ def fp8_block(path: Path, config: dict[str, object]) -> tuple[int, int]:
     if method != "fp8" or len(sizes) != 2 or not all(isinstance(n, int) and n > 0 for n in sizes):
         raise ValueError(
             f"{path}: checkpoints quantised by {method!r} (weight_block_size {block!r}) are not "
-            "read; known: fp8 with weight_block_size, GGUF, or no quantisation"
+            "read; known: fp8 with weight_block_size, mxfp4, GGUF, or no quantisation"
         )
     return sizes[0], sizes[1]

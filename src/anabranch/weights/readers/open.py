@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from anabranch.weights.config import fp8_block, read_config
+from anabranch.weights.config import fp8_block, quant_method, read_config
 from anabranch.weights.gguf_file import GGUFFile
 from anabranch.weights.readers.base import Reader
 from anabranch.weights.readers.dummy import DummyReader
 from anabranch.weights.readers.gguf import GGUFReader
+from anabranch.weights.readers.mxfp4 import Mxfp4Reader
 from anabranch.weights.readers.renamed import RENAMED, RenamedReader
 from anabranch.weights.readers.safetensors import SafetensorsReader
 
@@ -29,7 +30,9 @@ def open_reader(path: Path, load_format: str = "auto", seed: int = 0) -> Reader:
         )
     if path.is_dir():
         config = read_config(path)
-        reader = SafetensorsReader(path, fp8_block(path, config))
+        reader: Reader = SafetensorsReader(path, fp8_block(path, config))
+        if quant_method(config) == "mxfp4":
+            reader = Mxfp4Reader(reader)
         listed = config.get("architectures")
         named = str(listed[0]) if isinstance(listed, list) and listed else ""
         return RenamedReader(reader, RENAMED[named]) if named in RENAMED else reader
