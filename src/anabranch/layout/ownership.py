@@ -132,3 +132,9 @@ class Ownership:
         return (
             self.mesh.replica_size * len(self.kv_range(0)) // (self.kv_heads * self.stripes.count)
         )
+
+
+def within(inner: range, outer: range) -> tuple[int, int]:
+    """Bounds of `inner` counted from the start of `outer`, which holds it."""
+    assert outer.start <= inner.start and inner.stop <= outer.stop, (inner, outer)
+    return inner.start - outer.start, inner.stop - outer.start

@@ -13,6 +13,7 @@ from anabranch.core.arch import GQA, MLA, Arch, Gate
 from anabranch.core.plan import Phase
 from anabranch.layout.choice import Place
 from anabranch.layout.mesh import CP, EVERY, Axes
+from anabranch.layout.ownership import within
 from anabranch.layout.phases import Exchange as Kind
 from anabranch.layout.phases import Form, Heads
 from anabranch.models.decoder import Attention, Decoder, Ends, Ffn, Layer, OneStream
@@ -258,9 +259,3 @@ class Builder:
             self._gated(f"{name}.shared", spec.gate) if spec.shared_width else None,
             self.place.layout.shared_experts == "sharded",
         )
-
-
-def within(inner: range, outer: range) -> tuple[int, int]:
-    """Bounds of `inner` counted from the start of `outer`, which holds it."""
-    assert outer.start <= inner.start and inner.stop <= outer.stop, (inner, outer)
-    return inner.start - outer.start, inner.stop - outer.start

@@ -1,24 +1,16 @@
-"""DeepSeek-V4 without compressors (`compress_ratios` all 0): recipe and builder of its own blocks.
+"""DeepSeek-V4 without compressors (`compress_ratios` all 0): its recipe. No tensors.
 
 Sliding-window attention over one shared head with sinks and a grouped output, hyper-connections,
 experts chosen by token id in the first layers. Names are those of the release
 (huggingface.co/deepseek-ai/DeepSeek-V4-Flash); norms, sinks and mixing weights stay in fp32.
 """
 
-from dataclasses import dataclass, replace
-
-import torch
+from dataclasses import replace
 
 from anabranch.core.arch import Arch, SharedKV
 from anabranch.layout.choice import Place
-from anabranch.models.build import Builder, within
-from anabranch.models.decoder import Attention, Ends
+from anabranch.layout.ownership import within
 from anabranch.models.recipes import experts, router, rows, vocabulary, whole
-from anabranch.nn.attention.kernel import LatentKernel
-from anabranch.nn.attention.shared import GroupedOutput, SharedAttention, SharedPhase
-from anabranch.nn.boundary import Combine
-from anabranch.nn.hyper import HyperConnection, HyperEnds
-from anabranch.nn.moe.router import HashRouter, Router
 from anabranch.weights.recipe import Param, Recipe, Source
 
 PARTS = ("w1", "w3", "w2")
@@ -106,58 +98,3 @@ def _attention(arch: Arch, place: Place, name: str) -> list[Param]:
         Param(f"{name}.o_b", o_b.local_shape, (o_b,), heads="outputs"),
         Param(f"{name}.sinks", sink.local_shape, (sink,), "float32", heads="outputs"),
     ]
-
-
-@dataclass(frozen=True)
-class V4Builder(Builder):
-    """The blocks of DeepSeek-V4 on one rank."""
-
-    def attention(self, layer: int) -> Attention:
-        attn, name, place = self.arch.attn, f"layers.{layer}.attn", self.place
-        assert isinstance(attn, SharedKV)
-        width = attn.head_dim
-        zeros = torch.zeros(attn.heads, dtype=torch.int32, device=self.device)
-        kernel = LatentKernel(self.ops, zeros, width, attn.scale, attn.windows[layer])
-        whole_o = GroupedOutput(self.weights[f"{name}.o_a"], self.linear(f"{name}.o_b"))
-        phases = {}
-        for phase, form in self.forms().items():
-            queries, outputs = self.slices(form)
-            first, last = within(queries, place.query_heads)
-            low, high = within(outputs, place.heads)
-            phases[phase] = SharedPhase(
-                self.linear(f"{name}.q").rows(first * width, last * width),
-                whole_o.heads(low, high, width),
-                self.weights[f"{name}.sinks"][low:high],
-                kernel,
-                self.exchange(form),
-            )
-        return SharedAttention(
-            self.linear(f"{name}.q_a"),
-            self.norm(f"{name}.q_a_norm"),
-            self.linear(f"{name}.kv"),
-            self.norm(f"{name}.kv_norm"),
-            phases,
-            width,
-            self.arch.eps,
-        )
-
-    def router(self, layer: int) -> Router:
-        spec, name = self.arch.moe, f"layers.{layer}.moe.router"
-        assert spec is not None
-        if layer >= spec.hash_layers:
-            return super().router(layer)
-        return HashRouter(spec, self.weights[name], self.weights[f"{name}_table"])
-
-    def join(self, layer: int, block: str) -> Combine:
-        assert self.arch.hyper is not None
-        return HyperConnection(
-            self.arch.hyper, *self._mixed(f"layers.{layer}.{block}_join"), self.arch.eps
-        )
-
-    def ends(self) -> Ends:
-        assert self.arch.hyper is not None
-        return HyperEnds(self.arch.hyper, *self._mixed("ends"), self.arch.eps)
-
-    def _mixed(self, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        fn, base, scale = (self.weights[f"{name}.{part}"] for part in ("fn", "base", "scale"))
-        return fn, base, scale

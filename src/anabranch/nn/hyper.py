@@ -32,13 +32,13 @@ class HyperConnection:
     def read(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         n, eps = self.hyper.streams, self.hyper.eps
         sizes = [n, n, n * n]
-        raw = F.linear(unit_rms(x.flatten(1).float(), self.norm_eps), self.fn).split(sizes, dim=-1)
-        take, give, mix = (
-            part * scale + base
-            for part, scale, base in zip(raw, self.scale, self.base.split(sizes), strict=True)
+        raw = F.linear(unit_rms(x.flatten(1).float(), self.norm_eps), self.fn)
+        parts = zip(
+            torch.split(raw, sizes, dim=-1), self.scale, torch.split(self.base, sizes), strict=True
         )
+        take, give, mix = (part * scale + base for part, scale, base in parts)
         post = 2 * torch.sigmoid(give)
-        mixed = self._balanced(mix.unflatten(-1, (n, n)))
+        mixed = self._balanced(torch.unflatten(mix, -1, (n, n)))
         return _weighed(torch.sigmoid(take) + eps, x), torch.cat((post.unsqueeze(-1), mixed.mT), -1)
 
     def write(self, x: Tensor, y: Tensor, carry: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RMSNorm:
-    """x / rms(x) * weight over the last dim, computed in fp32, where an fp32 weight is applied too."""
+    """x / rms(x) * weight over the last dim, in fp32, where an fp32 weight is applied too."""
 
     weight: Tensor
     eps: float

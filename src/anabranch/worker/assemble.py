@@ -86,7 +86,7 @@ def build(
     weights = load(recipes, rank, reader, dtype, share)
     groups = Groups(run, rank, world, trace)
     bound = ops.bind(run.device, run.config.ops)  # type: ignore[arg-type]
-    model = kin.builder(
+    model = kin.load_builder()(
         arch, places[rank], bound, weights, groups.along, device, run.max_model_len + 1
     ).decoder()
     spec = KvSpec(

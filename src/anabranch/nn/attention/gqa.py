@@ -49,5 +49,5 @@ class GqaAttention:
         return phase.o(out.flatten(1))
 
     def _heads(self, flat: Tensor, norm: RMSNorm | None, angles: Angles) -> Tensor:
-        heads = flat.unflatten(-1, (-1, self.head_dim))
+        heads = torch.unflatten(flat, -1, (-1, self.head_dim))
         return angles.rotate(heads if norm is None else norm(heads))

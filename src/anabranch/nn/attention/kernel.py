@@ -42,7 +42,7 @@ class GqaKernel:
     def rows(
         self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
     ) -> tuple[Tensor, Tensor]:
-        kv = entries.unflatten(-1, (2, -1, self.head_dim))
+        kv = torch.unflatten(entries, -1, (2, -1, self.head_dim))
         return self.ops.attend_rows(
             q, kv[:, 0], kv[:, 1], q_pos, k_pos,
             kv_map=self.kv_map, scale=self.scale, window=self.window,

@@ -70,7 +70,7 @@ class MlaAttention:
             assert self.q_a_norm is not None
             x = self.q_a_norm(self.q_a(x))
         q = phase.q(x)
-        q = q.unflatten(-1, (-1, self.nope + 2 * angles.cos.shape[-1]))
+        q = torch.unflatten(q, -1, (-1, self.nope + 2 * angles.cos.shape[-1]))
         return torch.cat((q[..., : self.nope], angles.rotate(q[..., self.nope :])), dim=-1)
 
     def _absorb(self, q: Tensor, w_kc: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class GroupedOutput:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, g * w] -> [T, d]."""
-        groups_Tgw = x.unflatten(-1, (len(self.a), -1))
+        groups_Tgw = torch.unflatten(x, -1, (len(self.a), -1))
         return self.b(torch.einsum("tgw,grw->tgr", groups_Tgw, self.a).flatten(1))
 
     def heads(self, low: int, high: int, width: int) -> "GroupedOutput":
@@ -69,7 +69,8 @@ class SharedAttention:
     def __call__(self, x: Tensor, pool: Tensor, seg: SegmentInputs, angles: Angles) -> Tensor:
         """x [T, d] -> [T, d], partial along the axes that cut the heads."""
         phase = self.phases[seg.phase]
-        q_ThD = phase.q(self.q_a_norm(self.q_a(x))).unflatten(-1, (-1, self.head_dim))
+        flat = phase.q(self.q_a_norm(self.q_a(x)))
+        q_ThD = torch.unflatten(flat, -1, (-1, self.head_dim))
         q_ThD = _tail(angles, unit_rms(q_ThD, self.eps))
         fresh_TD = _tail(angles, self.kv_norm(self.kv(x)).unsqueeze(1)).squeeze(1)
         out = phase.exchange.attend(phase.kernel, q_ThD, fresh_TD, pool, seg, phase.sink)

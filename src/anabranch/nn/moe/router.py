@@ -70,7 +70,7 @@ class TopKRouter:
 
     def _keep_groups(self, scores: Tensor) -> Tensor:
         """Scores outside the best groups are dropped."""
-        grouped = scores.unflatten(-1, (self.moe.groups, -1))
+        grouped = torch.unflatten(scores, -1, (self.moe.groups, -1))
         if self.moe.select == "group_max":
             rank = grouped.amax(-1)
         else:
