@@ -64,13 +64,20 @@ class World {
   std::unique_ptr<Region> region_;
 };
 
+// One run of elements; a tensor of none may have any strides.
+bool one_run(const Tensor& t) {
+  for (int i = 0; i < t.ndim; ++i)
+    if (!t.size(i)) return true;
+  return t.dense(0);
+}
+
 // A dense tensor whose rows are moved whole.
 struct RowsOf : Tensor {
   int64_t row_bytes;
 
   RowsOf(const Reader& reader, nb::handle object, const char* op, const char* name)
       : Tensor(reader.read(object, op, name)), row_bytes(itemsize()) {
-    need(ndim >= 1 && dense(0), "it must be dense and have rows");
+    need(ndim >= 1 && one_run(*this), "it must be dense and have rows");
     for (int i = 1; i < ndim; ++i) row_bytes *= size(i);
   }
   int64_t nbytes() const { return size(0) * row_bytes; }
@@ -158,7 +165,7 @@ class Group {
     p.rows = out.size(0);
     p.heads = merged.size(1);
     p.width = out.size(2);
-    merged.need(merged.same_dtype(out) && merged.dense(0) && merged.size(0) == p.rows && merged.size(2) == p.width &&
+    merged.need(merged.same_dtype(out) && one_run(merged) && merged.size(0) == p.rows && merged.size(2) == p.width &&
                     p.heads * channel_.size() == out.size(1),
                 "it must be out's rows, this member's share of its heads, dense");
     lse.need(lse.size(0) == p.rows && lse.size(1) == out.size(1), "it must be out's shape less the last dim");
@@ -176,12 +183,17 @@ class Group {
     channel_.merge_partials(p);
   }
 
-  // Offset in the world's memory of the slot that the next merge_partials posts.
-  uint64_t lend() {
-    const nb::gil_scoped_release unlocked;
-    return region_->offset(channel_.lend());
+  // Offsets in the world's memory, of out [rows, heads] x row_bytes and of lse, where the next
+  // merge_partials finds them; none when they do not fit.
+  nb::object lend(int64_t rows, int64_t heads, int64_t row_bytes) {
+    if (!channel_.partials_fit(rows, heads, row_bytes)) return nb::none();
+    uint64_t at;
+    {
+      const nb::gil_scoped_release unlocked;
+      at = region_->offset(channel_.lend());
+    }
+    return nb::make_tuple(at + Channel::partials_at(rows, heads), at);
   }
-  int64_t slot_bytes() const { return channel_.slot_bytes(); }
 
  private:
   Channel make(World& world, const std::vector<int>& members) {
@@ -256,6 +268,5 @@ NB_MODULE(_shm, m) {
       .def("all_to_all", &Group::all_to_all, "x"_a, "out"_a, "send"_a, "recv"_a)
       .def("broadcast", &Group::broadcast, "x"_a, "out"_a, "root"_a)
       .def("merge_partials", &Group::merge_partials, "out"_a, "lse"_a, "sink"_a.none(), "merged"_a)
-      .def("lend", &Group::lend)
-      .def_prop_ro("slot_bytes", &Group::slot_bytes);
+      .def("lend", &Group::lend, "rows"_a, "heads"_a, "row_bytes"_a);
 }

@@ -306,9 +306,9 @@ char* Channel::lend() { return slot(me_, begin("landing", kMerge, 0).number); }
 
 // As many rows as fit a slot at a time, or if one row is too wide as many heads of each owner.
 void Channel::merge_partials(const Partials& p) {
-  const int64_t head_bytes = n_ * (p.width * itemsize(p.type) + 4);
-  const int64_t room = slot_ - 64, rows = room / (head_bytes * std::max<int64_t>(1, p.heads));
-  if (rows >= p.rows) return merge_round(p, 0, p.rows, 0, p.heads);
+  const int64_t width = p.width * itemsize(p.type), head_bytes = n_ * (width + 4);
+  if (partials_fit(p.rows, n_ * p.heads, width)) return merge_round(p, 0, p.rows, 0, p.heads);
+  const int64_t room = slot_ - 64, rows = room / (head_bytes * p.heads);
   const int64_t row_step = std::max<int64_t>(1, rows), head_step = rows ? p.heads : room / head_bytes;
   if (!head_step)
     throw std::invalid_argument("merge_partials: one head of " + std::to_string(n_) + " members takes " +

@@ -49,9 +49,11 @@ class Channel {
 
   // This member's slot of the next slice, to be written by the caller before the verb that posts it.
   char* lend();
-  // Where partials [rows, heads, width] of the whole group lie in a slot; their lse is at its start.
+  // Where partials of the whole group [rows, heads, width] lie in a slot; their lse is at its start.
   static int64_t partials_at(int64_t rows, int64_t heads) { return (rows * heads * 4 + 63) / 64 * 64; }
-  int64_t slot_bytes() const { return slot_; }
+  bool partials_fit(int64_t rows, int64_t heads, int64_t row_bytes) const {
+    return partials_at(rows, heads) + rows * heads * row_bytes <= slot_;
+  }
 
  private:
   struct Slice {

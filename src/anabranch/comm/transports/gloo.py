@@ -78,8 +78,9 @@ class GlooTransport(Transport):
         try:
             start().wait()
         except RuntimeError as error:
+            reason = str(error).partition(". ")[0]
             raise CommError(
-                f"{verb} among ranks {self.members}: {self._who_is_missing()} ({error})"
+                f"{verb} among ranks {self.members}: {self._who_is_missing()} ({reason})"
             ) from error
 
     def _who_is_missing(self) -> str:
@@ -147,13 +148,14 @@ def url_store(url: str, rank: int, size: int, timeout: float) -> Store:
 def _bytes(x: Tensor) -> Tensor:
     """[rows, ...] -> uint8 [rows, bytes]."""
     if not x.numel():
-        return x.reshape(x.shape[0], _width(x)).view(torch.uint8)
+        return x.new_empty((x.shape[0], _width(x) * x.element_size()), dtype=torch.uint8)
     flat = x.contiguous().view(-1).view(torch.uint8)  # a dim of size 1 may have any stride
     return flat.view(x.shape[0], -1)
 
 
 def _typed(rows: Tensor, like: Tensor) -> Tensor:
-    return rows.view(like.dtype).view(rows.shape[0], *like.shape[1:])
+    shape = (rows.shape[0], *like.shape[1:])
+    return rows.view(like.dtype).view(shape) if rows.numel() else like.new_empty(shape)
 
 
 def _width(x: Tensor) -> int:

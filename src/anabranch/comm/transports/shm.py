@@ -80,15 +80,14 @@ class ShmTransport(Transport):
         return merged
 
     def landing(self, rows: int, heads: int, width: int, dtype: torch.dtype) -> Landing | None:
-        stats = -(-rows * heads * 4 // 64) * 64
-        if stats + rows * heads * width * dtype.itemsize > self._group.slot_bytes or not rows:
+        lent = self._group.lend(rows, heads, width * dtype.itemsize)
+        if lent is None:
             return None
-        at = self._group.lend()
-        key = (at, rows, heads, width, dtype)
+        key = (lent[0], rows, heads, width, dtype)
         if key not in self._lent:
-            lse = self._memory[at : at + rows * heads * 4].view(torch.float32)
-            nbytes = rows * heads * width * dtype.itemsize
-            out = self._memory[at + stats : at + stats + nbytes].view(dtype)
+            at, stats = lent
+            out = self._memory[at : at + rows * heads * width * dtype.itemsize].view(dtype)
+            lse = self._memory[stats : stats + rows * heads * 4].view(torch.float32)
             self._lent[key] = out.view(rows, heads, width), lse.view(rows, heads)
         return self._lent[key]
 
