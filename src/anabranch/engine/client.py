@@ -119,7 +119,7 @@ class EngineClient:
         channel = await AsyncChannel.open(mine)
         client = EngineClient(channel, pulse, process, await process.pid())
         endpoint = Endpoint(tuple(range(world)) if together else (0,))
-        client._send(TO_BRAIN.encode(Launch(run, str(prepared.path), maker, 0, endpoint)))
+        client._send(TO_BRAIN.encode(_launch(prepared, maker, endpoint, together)))
         return client
 
     async def wait_ready(self) -> Ready:
@@ -278,6 +278,15 @@ class EngineClient:
     def _kill(self) -> None:
         if not self._process.exited.done():
             kill_group(self._pid)
+
+
+def _launch(prepared: Prepared, maker: str, endpoint: Endpoint, together: bool) -> Launch:
+    """The brain's first message: its process gets the cores of the ranks that live in it."""
+    ranks = () if prepared.masks is None else prepared.masks.ranks
+    mine = sorted({cpu for mask in (ranks if together else ranks[:1]) for cpu in mask})
+    return Launch(
+        prepared.run, str(prepared.path), maker, 0, endpoint, tuple(mine), () if together else ranks
+    )
 
 
 def _settle(future: "asyncio.Future[T]", value: T) -> None:
