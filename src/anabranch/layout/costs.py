@@ -63,7 +63,7 @@ SHIPPED: Mapping[str, Costs] = {
     # two H200s over NVLink; ragged gathers are composed of broadcasts
     "nccl": Costs(
         Line(11.6, 150_000), Line(11.8, 150_000), Line(11.7, 120_000), Line(11.4, 370_000),
-        Line(11.4, 370_000), Line(3.8, 300_000), Line(2.0, 2_000_000), 25.0, True,
+        Line(11.4, 370_000), Line(3.8, 300_000), Line(2.0, 2_000_000), 25.0, False,
         4_200_000, 700_000_000,
     ),
 }  # fmt: skip

@@ -6,6 +6,7 @@ come as integers.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from anabranch.layout.costs import Costs
 from anabranch.layout.mesh import EVERY, Axes, Mesh
@@ -71,6 +72,7 @@ class StepShape:
     gathers: bool
 
 
+@lru_cache(4096)
 def residual_layout(mesh: Mesh, shape: StepShape, costs: Costs) -> str:
     """Where rows live between blocks in a step: the layout whose moves of a layer cost least."""
     if mesh.world == 1 or not shape.segments:
@@ -96,17 +98,16 @@ def kv_to_q(cp: int, chunk: int, workspace: int) -> str:
     return "ring" if cp > 1 and cp * chunk > workspace else "gather"
 
 
-def queries(members: int, rows: int, gathered_bytes: int, weight_bytes: int, costs: Costs) -> str:
+def queries(rows: int, gathered_bytes: int, weight_bytes: int, costs: Costs) -> str:
     """Queries of a stripe group: gathered, or computed from whole weights on every member.
 
     gathered_bytes: own queries of a row. weight_bytes: what computing the peers' queries reads.
     """
     gather = costs.all_gather.at(rows * gathered_bytes)
-    compute = weight_bytes / costs.memory
-    return "replicate" if members > 1 and compute < gather else "gather"
+    return "replicate" if weight_bytes / costs.memory < gather else "gather"
 
 
-def exchange_route(members: int, rows: int, head_bytes: int, heads: int, costs: Costs) -> str:
+def exchange_route(rows: int, head_bytes: int, heads: int, costs: Costs) -> str:
     """How partials of `heads` group heads meet: fused where memory is shared, else the cheaper of
     pack + all_to_all and the gathered lse with a reduce-scatter of fp32 outputs.
 

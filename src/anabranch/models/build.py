@@ -19,6 +19,7 @@ from anabranch.layout.phases import Form, Heads
 from anabranch.models.decoder import Attention, Decoder, Ends, Ffn, Layer, OneStream
 from anabranch.nn.attention.exchange import (
     Exchange,
+    FusedRoute,
     GatherScatterRoute,
     InPlace,
     KvToQ,
@@ -157,6 +158,9 @@ class Builder:
         name = self.place.layout.dcp_exchange
         if name == "ag_rs":
             return GatherScatterRoute(stripes)
+        if name == "fused":
+            assert stripes.accepts("merge_partials"), "resolve lets only such transports through"
+            return FusedRoute(stripes)
         return PackRoute(stripes, self.ops, flashinfer=name == "flashinfer")
 
     def forms(self) -> dict[Phase, Form]:

@@ -101,6 +101,7 @@ def build(
         layout, own, rank, groups.along, device,
         BlockMaker(own, rank, run.config.workspace_tokens, device),
         row_moves(layout.row_moves, bound.copy_rows, layout.costs, poison),
+        arch.hidden * dtype.itemsize,
         arch.windows, arch.moe is not None and arch.moe.hash_layers > 0,
     )  # fmt: skip
     replica = layout.mesh.coord(rank).dp

@@ -17,9 +17,10 @@ from anabranch.comm.group import Group
 from anabranch.comm.moves import RAGGED, BoundMove, RowForm, bind_move
 from anabranch.core.plan import Phase, StepPlan
 from anabranch.layout.choice import Layout
+from anabranch.layout.decide import StepShape, residual_layout
 from anabranch.layout.mesh import DP, EVERY, REPLICA, Axes
 from anabranch.layout.ownership import Ownership
-from anabranch.layout.phases import FFN_TENSOR, RESIDUAL, Exchange
+from anabranch.layout.phases import FFN_TENSOR, RESIDUAL, Exchange, Form
 from anabranch.layout.rows import Rows
 from anabranch.layout.split import RowSplit
 from anabranch.nn.step import Brought, Paged, Picked, SegmentInputs, StepInputs
@@ -30,8 +31,9 @@ from anabranch.worker.seats import Seats
 
 @dataclass(frozen=True)
 class InputMaker:
-    """Makes inputs for one rank. row_form: how rows travel into the FFN and back. windows: the
-    distinct sliding windows of the layers. row_ids: a router asks for the rows' token ids."""
+    """Makes inputs for one rank. row_form: how rows travel into the FFN and back. row_bytes: of a
+    row between blocks. windows: the distinct sliding windows of the layers. row_ids: a router asks
+    for the rows' token ids."""
 
     layout: Layout
     own: Ownership
@@ -40,12 +42,13 @@ class InputMaker:
     device: torch.device
     blocks: BlockMaker
     row_form: RowForm
+    row_bytes: int
     windows: tuple[int, ...] = ()
     row_ids: bool = False
 
     def make(self, plan: StepPlan, seats: Seats) -> StepInputs:
         rows = step_rows(self.layout, plan)
-        residual = RESIDUAL[self.layout.residual]
+        residual = RESIDUAL[self._residual(rows)]
         segments, ids, embed, low = [], [], [], 0
         for seg in rows.segments:
             high = low + seg.split.local(self.rank, residual.shard)
@@ -67,6 +70,20 @@ class InputMaker:
             picked=self._picked(rows, residual),
             row_ids=self._row_ids(rows, ids, residual) if self.row_ids else None,
         )
+
+    def _residual(self, rows: StepRows) -> str:
+        """Where rows live between blocks in this step: as set, or as the table of costs says."""
+        if self.layout.residual != "auto":
+            return self.layout.residual
+        segments = tuple(
+            (self._form(seg.phase), tuple(c.rows for c in seg.chunks)) for seg in rows.segments
+        )
+        gathers = self.layout.moe_dispatch == "gather"
+        shape = StepShape(segments, self.row_bytes, gathers)
+        return residual_layout(self.layout.mesh, shape, self.layout.costs)
+
+    def _form(self, phase: Phase) -> Form:
+        return self.layout.prefill if phase is Phase.PREFILL else self.layout.decode
 
     @property
     def replica(self) -> int:
@@ -123,7 +140,7 @@ class InputMaker:
     def _segment(
         self, seg: SegmentRows, seats: Seats, residual: Rows, low: int, high: int
     ) -> SegmentInputs:
-        form = self.layout.prefill if seg.phase is Phase.PREFILL else self.layout.decode
+        form = self._form(seg.phase)
         view = SegmentView.of(seg, self.replica)
         cp = self.layout.mesh.coord(self.rank).cp
         mine = view.of_cp(cp) if "cp" in form.rows_in.shard else slice(0, len(view.order))

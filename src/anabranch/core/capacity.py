@@ -1,0 +1,65 @@
+"""How much memory a model and its KV take: pages of a replica from what the machine leaves.
+
+Estimates to plan with, in integers; what is really allocated is the worker's business.
+"""
+
+from anabranch.core.arch import Arch
+from anabranch.core.checks import Machine, Refusal
+from anabranch.core.config import EngineConfig
+
+_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+FREE_SHARE = 0.6
+"""Of the memory that weights leave, the part that KV may take."""
+
+
+def parse_bytes(text: str) -> int:
+    """ "2GiB", "512M" or "1000" -> bytes. ValueError otherwise."""
+    cleaned = text.strip().upper().removesuffix("IB").removesuffix("B")
+    unit = cleaned[-1:] if cleaned[-1:] in _UNITS else ""
+    try:
+        return int(float(cleaned.removesuffix(unit)) * _UNITS[unit])
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is not a size; write 2GiB, 512MiB or bytes") from None
+
+
+def kv_budget(config: EngineConfig, machine: Machine, weights: int) -> int:
+    """Bytes of KV on each rank: --kv-memory, or a share of what weights (bytes) leave."""
+    ranks = config.tp if machine.device == "cpu" else 1
+    if config.kv_memory is None:
+        return max(0, int((machine.memory - weights) * FREE_SHARE)) // ranks
+    if config.kv_memory.endswith("%"):
+        # other engines' share of memory: for weights and KV together
+        share = parse_bytes(config.kv_memory[:-1]) / 100
+        return max(0, int(machine.memory * share) - weights) // ranks
+    return parse_bytes(config.kv_memory)
+
+
+def kv_pages(config: EngineConfig, budget: int, page_bytes: int, page: int, length: int) -> int:
+    """Pages of a replica within `budget` bytes a rank: at most what max_running requests of
+    `length` tokens need. Refusal if not even two fit."""
+    needed = config.max_running * -(-length // page)
+    pages = min(budget // max(1, page_bytes), needed)
+    if pages < 2:
+        raise Refusal(
+            "no_memory_for_kv",
+            f"{budget} bytes for the KV of a rank hold {pages} pages of {page_bytes} bytes; "
+            "at least 2 are needed: use a smaller model, more stripes or --kv-memory.",
+            {"budget": budget, "bytes_per_page": page_bytes},
+        )
+    return pages
+
+
+def weight_elements(arch: Arch) -> int:
+    """Parameters of the whole model, near enough to size memory."""
+    d = arch.hidden
+    mixer = arch.attn.elements(d)
+    total = arch.vocab * d * (1 if arch.tied else 2)
+    for layer in range(arch.layers):
+        moe = arch.moe
+        if moe is not None and moe.is_moe(layer):
+            ffn = 3 * d * (moe.experts * moe.width + moe.shared_width) + moe.experts * d
+        else:
+            ffn = 3 * d * arch.ffn_width
+        total += mixer + ffn
+    return total
