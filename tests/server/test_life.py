@@ -220,28 +220,37 @@ def test_an_engine_failure_reaches_every_client_and_ends_the_process(start: Star
 
 
 def test_health_stays_quick_beside_long_texts(start: Start) -> None:
-    """Tokenising and templating of megabytes happen beside the event loop."""
+    """Tokenising and templating of prompts of 150,000 tokens happen beside the event loop."""
     server = start("--max-body", "50000000")
-    text = "the quick brown fox xyzzy " * 100_000
+    text = "the quick brown fox xyzzy " * 15_000
 
-    async def work() -> float:
+    messages = [{"role": "user", "content": text}]
+    bodies = [json.dumps(b).encode() for b in ({"prompt": text}, {"messages": messages})]
+
+    async def work() -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
-            messages = [{"role": "user", "content": text}]
-            long = [
-                asyncio.create_task(http.post("/v1/completions", json={"prompt": text})),
-                asyncio.create_task(http.post("/v1/chat/completions", json={"messages": messages})),
-            ]
-            waits = []
-            while not all(task.done() for task in long):
-                begin = time.perf_counter()
-                assert (await http.get("/health")).status_code == 200
-                waits.append(time.perf_counter() - begin)
-                await asyncio.sleep(0.02)
-            assert [task.result().status_code for task in long] == [400, 400]
-            assert len(waits) > 10
-            return sorted(waits)[-2]
 
-    assert asyncio.run(asyncio.wait_for(work(), 90)) < 0.25  # of a machine shared with others
+            async def waits(until: Callable[[], bool]) -> list[float]:
+                found = []
+                while not until():
+                    begin = time.perf_counter()
+                    assert (await http.get("/health")).status_code == 200
+                    found.append(time.perf_counter() - begin)
+                    await asyncio.sleep(0.02)
+                return found
+
+            end = time.monotonic() + 1.0
+            before = await waits(lambda: time.monotonic() > end)
+            paths = ("/v1/completions", "/v1/chat/completions")
+            long = [asyncio.create_task(http.post(path, content=body))
+                    for path, body in zip(paths, bodies, strict=True)]  # fmt: skip
+            beside = await waits(lambda: all(task.done() for task in long))
+            assert [task.result().status_code for task in long] == [400, 400]
+            assert len(beside) > 3
+            # on a machine that others load too, what was slow before may be slow beside
+            assert max(beside) < max(0.2, 5 * max(before))
+
+    asyncio.run(asyncio.wait_for(work(), 90))
 
 
 def test_template_errors_are_the_users(start: Start, tmp_path: Path) -> None:
@@ -298,3 +307,22 @@ def test_torch_is_not_in_the_front(tiny_folder: Path) -> None:
     source = Path(__file__).parent.parent.parent / "src"
     environment = dict(os.environ, PYTHONPATH=str(source))
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
+
+
+def test_a_second_signal_cuts_the_drain_short(start: Start) -> None:
+    server = start("--step", "0.05", "--drain", "60")
+    long = {"prompt": "hello", "max_tokens": 500, "ignore_eos": True, "stream": True}
+
+    async def work() -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+            stream = asyncio.create_task(read_stream(http, long))
+            await asyncio.sleep(0.5)
+            os.kill(server.pid, signal.SIGINT)
+            await asyncio.sleep(0.5)
+            assert not stream.done()
+            os.kill(server.pid, signal.SIGINT)
+            _, events = await stream
+            assert json.loads(events[-2])["error"]["code"] == "shutting_down"
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+    assert server.process.wait(10) == 0

@@ -23,6 +23,7 @@ from anabranch.server.shapes import Body, ChatShape, CompletionShape, Shape, joi
 from anabranch.text.tokenizer import Json
 
 _BODY_SECONDS = 60.0
+_INLINE_BYTES = 1 << 16  # larger bodies are parsed in a thread
 _CLIENT_GONE = 499  # never seen by anyone; the log's word for a hang-up
 
 
@@ -141,7 +142,10 @@ async def _generate(
         raise ApiError(408, f"no whole body came in {_BODY_SECONDS:g} s", code="timeout") from None
     except ConnectionResetError:
         return Response(status_code=_CLIENT_GONE)
-    ask = parse(parse_body(data))
+    if len(data) <= _INLINE_BYTES:
+        ask = parse(parse_body(data))
+    else:
+        ask = await service.beside(lambda: parse(parse_body(data)))
     model = service.check_model(ask.model)
     count = ask.n * max(1, len(ask.prompts))
     service.admit(count)

@@ -26,7 +26,7 @@ class ServeOptions:
     chat_template: str | None = field(
         default=None, metadata={"help": "Jinja file used instead of the checkpoint's template"}
     )
-    max_body: int = field(default=16 << 20, metadata={"help": "most bytes of a request body"})
+    max_body: int = field(default=8 << 20, metadata={"help": "most bytes of a request body"})
     drain: float = field(
         default=5.0, metadata={"help": "seconds that running requests get when the server ends"}
     )

@@ -69,7 +69,8 @@ def serve(
 ) -> int:
     """Serve on `sock` until a signal or a failure; returns the exit code (0 after a signal).
 
-    Errors of start-up are raised. on_ready gets the address when requests can be served.
+    A second signal cuts the drain short. Errors of start-up are raised. on_ready gets the address
+    when requests can be served.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(service, sock, on_ready))
@@ -77,9 +78,9 @@ def serve(
 
 async def _serve(service: Service, sock: socket.socket, on_ready: Callable[[str], None]) -> int:
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    told, hurry = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, lambda: (hurry if told.is_set() else told).set())
     server = _server(service)
     serving = asyncio.create_task(server.serve([sock]))
     starting = asyncio.create_task(service.start())
@@ -97,7 +98,7 @@ async def _serve(service: Service, sock: socket.socket, on_ready: Callable[[str]
                 await asyncio.sleep(_FAILED_SECONDS)
                 return 1
             failed.cancel()
-        await service.stop(service.options.drain if starting.done() else 0.0)
+        await service.stop(service.options.drain if starting.done() else 0.0, hurry)
         return 0
     finally:
         starting.cancel()

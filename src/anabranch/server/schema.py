@@ -23,6 +23,7 @@ MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 MAX_STOP_IDS = 128  # of the user; the model's own are added
 MAX_MESSAGES = 4096
+MAX_IDS = 1 << 20
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _PLAIN_COMPLETION = 16  # OpenAI's default max_tokens of /v1/completions
 
@@ -202,6 +203,8 @@ def _prompts(value: Json) -> tuple[Prompt, ...]:
 
 
 def _ids(value: list[Json]) -> tuple[int, ...]:
+    if len(value) > MAX_IDS:
+        raise bad_field("prompt", f"at most {MAX_IDS} token ids, got {len(value)}")
     return tuple(check_integer("prompt", item, 0, 2**31 - 1) for item in value)
 
 

@@ -82,11 +82,16 @@ class Service:
                 texts = await loading
         self._texts = texts
 
-    async def stop(self, drain_s: float) -> None:
-        """Take nothing new, give running requests `drain_s` seconds, then end them."""
+    async def stop(self, drain_s: float, hurry: asyncio.Event) -> None:
+        """Take nothing new, give running requests `drain_s` seconds, then end them.
+
+        hurry: when it is set, the seconds are over.
+        """
         self.draining = True
         deadline = asyncio.get_running_loop().time() + drain_s
         while self._in_flight and asyncio.get_running_loop().time() < deadline:
+            if hurry.is_set():
+                break
             await asyncio.sleep(0.02)
         await self.end_all(unavailable("the server is shutting down", "shutting_down"))
 
@@ -207,6 +212,10 @@ class Service:
                 stats = await asyncio.wait_for(self._engine.stats(), _STATS_SECONDS)
         return self.metrics.render(stats, self._in_flight)
 
+    async def beside(self, work: Callable[[], T]) -> T:
+        """Run `work` in a thread: the event loop goes on."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
     async def prepare(self, ask: Ask) -> Job:
         """Tokens of every prompt, and the engine requests. ApiError 400 for what cannot fit."""
         engine, (tokenizer, _) = self._serving()
@@ -274,7 +283,7 @@ class Service:
             return template.render(ask.messages, variables=ask.template_variables)
 
         try:
-            text = await asyncio.get_running_loop().run_in_executor(self._pool, render)
+            text = await self.beside(render)
         except TemplateError as error:
             raise bad_field("messages", str(error), "template_error") from None
         check_text("messages", text)
@@ -284,7 +293,4 @@ class Service:
         tokenizer = self.tokenizer
         if len(text) <= _INLINE_CHARACTERS:
             return tuple(tokenizer.encode(text, add_special))
-        ids = await asyncio.get_running_loop().run_in_executor(
-            self._pool, tokenizer.encode, text, add_special
-        )
-        return tuple(ids)
+        return tuple(await self.beside(lambda: tokenizer.encode(text, add_special)))
