@@ -206,6 +206,16 @@ def peer_inside(group: Group, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FusedRoute:
+    """Partials go where the peers see them and are merged there in place (fused): no message."""
+
+    group: Group
+
+    def __call__(self, out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
+        return self.group.merge_partials(out, lse, sink)
+
+
+@dataclass(frozen=True)
+class FusedRoute:
     """Partials where peers read them, and one merge: the transport's own verb, packing nothing."""
 
     group: Group
