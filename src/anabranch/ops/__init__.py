@@ -4,6 +4,6 @@ Owns the choice of a provider per op, made once per device by ``bind``. Knows no
 plans or models.
 """
 
-from anabranch.ops.table import Op, Ops, Provider, bind, describe
+from anabranch.ops.table import Choice, Op, Ops, Provider, bind, describe
 
-__all__ = ["Op", "Ops", "Provider", "bind", "describe"]
+__all__ = ["Choice", "Op", "Ops", "Provider", "bind", "describe"]

@@ -29,29 +29,43 @@ struct PagedJob {
 
 int64_t part_size(const PagedArgs& a) { return a.heads * (padded(a.value_width) + 2); }
 
+// Where up to E entries of a stretch lie, from entry `at` on; returns how many.
+template <class T>
+int entries_at(const PagedArgs& a, const Stretch& s, int64_t at, const T** entry) {
+  const int32_t* table = a.table + s.row * a.table_stride;
+  const int n = s.end - at < E ? (int)(s.end > at ? s.end - at : 0) : E;
+  for (int e = 0; e < n; ++e) {
+    const int64_t i = at + e;
+    entry[e] = (const T*)a.pool + (table[i / a.page_slots] * a.page_slots + i % a.page_slots) * a.slot_stride;
+  }
+  return n;
+}
+
 template <class T>
 void attend_stretch(const PagedArgs& a, const Stretch& s, Flash& f) {
   const T* q = (const T*)a.q + s.row * a.q_stride[0];
   for (int64_t i = 0; i < a.heads; ++i)
     widen(q + a.groups.order[i] * a.q_stride[1], a.key_width, a.scale, f.q + i * padded(a.key_width));
   f.clear();
-  const int32_t* table = a.table + s.row * a.table_stride;
-  for (int64_t at = s.begin; at < s.end; at += E) {
-    const int n = s.end - at < E ? (int)(s.end - at) : E;
-    const T* entry[E];
-    for (int e = 0; e < n; ++e) {
-      const int64_t i = at + e;
-      entry[e] = (const T*)a.pool + (table[i / a.page_slots] * a.page_slots + i % a.page_slots) * a.slot_stride;
-    }
+  const T *entry[E], *next[E];
+  int n = entries_at<T>(a, s, s.begin, entry);
+  for (int64_t at = s.begin; n; at += E) {
+    const int n_next = entries_at<T>(a, s, at + E, next);
+    Ahead ahead{{}, a.value_base * (int64_t)sizeof(T), a.key_width * (int64_t)sizeof(T),
+                a.value_base ? a.value_width * (int64_t)sizeof(T) : 0, n_next};
     for (int g = 0; g < a.groups.kv_heads; ++g) {
+      const int first = a.groups.begin[g], count = a.groups.begin[g + 1] - first;
+      if (!count) continue;
       const T *k[E], *v[E];
       for (int e = 0; e < n; ++e) {
         k[e] = entry[e] + g * a.kv_step;
         v[e] = k[e] + a.value_base;
       }
-      const int first = a.groups.begin[g], count = a.groups.begin[g + 1] - first;
-      if (count) attend_block(f, first, count, k, v, n, nullptr);
+      for (int e = 0; e < n_next; ++e) ahead.k[e] = (const char*)(next[e] + g * a.kv_step);
+      attend_block(f, first, count, k, v, n, nullptr, &ahead);
     }
+    memcpy(entry, next, sizeof entry);
+    n = n_next;
   }
 }
 
@@ -211,7 +225,7 @@ void rows_task(void* context, int worker, int64_t index) {
       k[e] = (const T*)a.k + keys[e] * a.k_stride[0] + g * a.k_stride[1];
       v[e] = (const T*)a.v + keys[e] * a.v_stride[0] + g * a.v_stride[1];
     }
-    attend_block(f, 0, f.vectors, k, v, n, all ? nullptr : &mask);
+    attend_block(f, 0, f.vectors, k, v, n, all ? nullptr : &mask, nullptr);
   }
   for (int64_t i = 0; i < f.vectors; ++i) {
     const int64_t at = (from + i / heads) * a.heads + order[i % heads];

@@ -12,7 +12,10 @@
 namespace {
 
 constexpr int E = 64;  // keys of a block
-constexpr int kTile = W == 16 ? 16 : 8;  // accumulators of a tile: enough to hide the latency of an FMA
+
+// How many keys (or registers of a value) a tile takes for H query vectors: 8 to 12 accumulators hide the
+// latency of an FMA and, with the H + 1 operands, fit 16 registers.
+constexpr int tile_width(int h) { return h == 1 ? 8 : h == 4 ? 2 : 4; }
 
 constexpr int64_t padded(int64_t width) { return (width + W - 1) / W * W; }
 
@@ -62,58 +65,99 @@ void widen(const T* from, int64_t width, float factor, float* to) {
 template <int H, int K, class T>
 ANABRANCH_INLINE void score_tile(const float* q, int64_t q_step, const T* const* k, int64_t width,
                                  float* scores) {
-  vf acc[H][K] = {};
+  vf acc[H][K];
+  ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
+    ANABRANCH_UNROLL for (int e = 0; e < K; ++e) acc[h][e] = vf{};
   int64_t i = 0;
   for (; i + W <= width; i += W) {
     vf x[H];
-    for (int h = 0; h < H; ++h) x[h] = load(q + h * q_step + i);
-    for (int e = 0; e < K; ++e) {
+    ANABRANCH_UNROLL for (int h = 0; h < H; ++h) {
+      x[h] = load(q + h * q_step + i);
+      ANABRANCH_KEEP(x[h]);
+    }
+    ANABRANCH_UNROLL for (int e = 0; e < K; ++e) {
       const vf y = load(k[e] + i);
-      for (int h = 0; h < H; ++h) acc[h][e] += x[h] * y;
+      ANABRANCH_UNROLL for (int h = 0; h < H; ++h) acc[h][e] += x[h] * y;
     }
   }
   if (i < width) {
-    for (int e = 0; e < K; ++e) {
+    ANABRANCH_UNROLL for (int e = 0; e < K; ++e) {
       const vf y = load_part(k[e] + i, (int)(width - i));
-      for (int h = 0; h < H; ++h) acc[h][e] += load(q + h * q_step + i) * y;
+      ANABRANCH_UNROLL for (int h = 0; h < H; ++h) acc[h][e] += load(q + h * q_step + i) * y;
     }
   }
-  for (int h = 0; h < H; ++h)
-    for (int e = 0; e < K; ++e) scores[h * E + e] = sum_lanes(acc[h][e]);
+  if constexpr (K % 4 == 0) {
+    ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
+      ANABRANCH_UNROLL for (int e = 0; e < K; e += 4)
+        sum_lanes_of_4(acc[h][e], acc[h][e + 1], acc[h][e + 2], acc[h][e + 3], scores + h * E + e);
+  } else if constexpr (H == 4) {
+    ANABRANCH_UNROLL for (int e = 0; e < K; ++e) {
+      float sums[4];
+      sum_lanes_of_4(acc[0][e], acc[1][e], acc[2][e], acc[3][e], sums);
+      ANABRANCH_UNROLL for (int h = 0; h < H; ++h) scores[h * E + e] = sums[h];
+    }
+  } else {
+    ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
+      ANABRANCH_UNROLL for (int e = 0; e < K; ++e) scores[h * E + e] = sum_lanes(acc[h][e]);
+  }
 }
 
+// The keys a caller will pass next, to be fetched while these are worked on: they lie in short pieces
+// that the processor does not foresee.
+struct Ahead {
+  const char* k[E];
+  int64_t value_offset, key_bytes, value_bytes;
+  int n;
+
+  ANABRANCH_INLINE void fetch(int from, int to) const {
+    for (int e = from; e < to && e < n; ++e) {
+      for (int64_t i = 0; i < key_bytes; i += 64) __builtin_prefetch(k[e] + i);
+      for (int64_t i = 0; i < value_bytes; i += 64) __builtin_prefetch(k[e] + value_offset + i);
+    }
+  }
+};
+
 template <int H, class T>
-void score_strip(const float* q, int64_t q_step, const T* const* k, int n, int64_t width, float* scores) {
-  constexpr int K = kTile / H;
+void score_strip(const float* q, int64_t q_step, const T* const* k, int n, int64_t width, float* scores,
+                 const Ahead* ahead) {
+  constexpr int K = tile_width(H);
   int e = 0;
-  for (; e + K <= n; e += K) score_tile<H, K>(q, q_step, k + e, width, scores + e);
+  for (; e + K <= n; e += K) {
+    if (ahead) ahead->fetch(e, e + K);
+    score_tile<H, K>(q, q_step, k + e, width, scores + e);
+  }
   for (; e < n; ++e) score_tile<H, 1>(q, q_step, k + e, width, scores + e);
 }
 
-// acc[h] += sum over e of weight[h][e] * v[e], at V registers of elements; `left` < W only at a tail.
-template <int H, int V, class T>
+// acc[h] += sum over e of weight[h][e] * v[e], at V registers of elements, or `left` < W at a tail.
+template <int H, int V, bool kTail, class T>
 ANABRANCH_INLINE void value_tile(const float* weight, const T* const* v, int n, int64_t at, int left,
                                  float* acc, int64_t acc_step) {
   vf sum[H][V];
-  for (int h = 0; h < H; ++h)
-    for (int j = 0; j < V; ++j) sum[h][j] = load(acc + h * acc_step + at + j * W);
+  ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
+    ANABRANCH_UNROLL for (int j = 0; j < V; ++j) sum[h][j] = load(acc + h * acc_step + at + j * W);
   for (int e = 0; e < n; ++e) {
-    vf x[V];
-    for (int j = 0; j < V; ++j) x[j] = left < W ? load_part(v[e] + at, left) : load(v[e] + at + j * W);
-    for (int h = 0; h < H; ++h)
-      for (int j = 0; j < V; ++j) sum[h][j] += weight[h * E + e] * x[j];
+    vf w[H];
+    ANABRANCH_UNROLL for (int h = 0; h < H; ++h) {
+      w[h] = broadcast(weight[h * E + e]);
+      ANABRANCH_KEEP(w[h]);
+    }
+    ANABRANCH_UNROLL for (int j = 0; j < V; ++j) {
+      const vf x = kTail ? load_part(v[e] + at, left) : load(v[e] + at + j * W);
+      ANABRANCH_UNROLL for (int h = 0; h < H; ++h) sum[h][j] += w[h] * x;
+    }
   }
-  for (int h = 0; h < H; ++h)
-    for (int j = 0; j < V; ++j) store(acc + h * acc_step + at + j * W, sum[h][j]);
+  ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
+    ANABRANCH_UNROLL for (int j = 0; j < V; ++j) store(acc + h * acc_step + at + j * W, sum[h][j]);
 }
 
 template <int H, class T>
 void value_strip(const float* weight, const T* const* v, int n, int64_t width, float* acc, int64_t acc_step) {
-  constexpr int V = kTile / H;
+  constexpr int V = tile_width(H);
   int64_t i = 0;
-  for (; i + V * W <= width; i += V * W) value_tile<H, V>(weight, v, n, i, W, acc, acc_step);
-  for (; i + W <= width; i += W) value_tile<H, 1>(weight, v, n, i, W, acc, acc_step);
-  if (i < width) value_tile<H, 1>(weight, v, n, i, (int)(width - i), acc, acc_step);
+  for (; i + V * W <= width; i += V * W) value_tile<H, V, false>(weight, v, n, i, W, acc, acc_step);
+  for (; i + W <= width; i += W) value_tile<H, 1, false>(weight, v, n, i, W, acc, acc_step);
+  if (i < width) value_tile<H, 1, true>(weight, v, n, i, (int)(width - i), acc, acc_step);
 }
 
 // Fold a vector's n new scores (in place: they become weights) into its running softmax.
@@ -148,7 +192,7 @@ struct Mask {
 
 template <class T>
 void attend_tiles(Flash& f, int64_t first, int64_t count, const T* const* k, const T* const* v, int n,
-                  int64_t key_width, int64_t value_width, const Mask* mask) {
+                  int64_t key_width, int64_t value_width, const Mask* mask, const Ahead* ahead) {
   const int64_t q_step = padded(f.key_width), acc_step = padded(f.value_width);
   for (int64_t h = first; h < first + count; h += 4) {
     const float* q = f.q + h * q_step;
@@ -156,10 +200,10 @@ void attend_tiles(Flash& f, int64_t first, int64_t count, const T* const* k, con
     float* acc = f.acc + h * acc_step;
     const int tile = first + count - h < 4 ? (int)(first + count - h) : 4;
     switch (tile) {
-      case 1: score_strip<1>(q, q_step, k, n, key_width, s); break;
-      case 2: score_strip<2>(q, q_step, k, n, key_width, s); break;
-      case 3: score_strip<3>(q, q_step, k, n, key_width, s); break;
-      default: score_strip<4>(q, q_step, k, n, key_width, s); break;
+      case 1: score_strip<1>(q, q_step, k, n, key_width, s, h == first ? ahead : nullptr); break;
+      case 2: score_strip<2>(q, q_step, k, n, key_width, s, h == first ? ahead : nullptr); break;
+      case 3: score_strip<3>(q, q_step, k, n, key_width, s, h == first ? ahead : nullptr); break;
+      default: score_strip<4>(q, q_step, k, n, key_width, s, h == first ? ahead : nullptr); break;
     }
     for (int j = 0; j < tile; ++j) {
       if (mask) {
@@ -181,9 +225,9 @@ void attend_tiles(Flash& f, int64_t first, int64_t count, const T* const* k, con
 // shares 16-bit keys they are widened once; values that begin where their keys do share the copy.
 template <class T>
 void attend_block(Flash& f, int64_t first, int64_t count, const T* const* k, const T* const* v, int n,
-                  const Mask* mask) {
+                  const Mask* mask, const Ahead* ahead) {
   if (sizeof(T) == sizeof(float) || count <= 4)
-    return attend_tiles(f, first, count, k, v, n, f.key_width, f.value_width, mask);
+    return attend_tiles(f, first, count, k, v, n, f.key_width, f.value_width, mask, ahead);
   const int64_t k_step = padded(f.key_width), v_step = padded(f.value_width);
   const bool shared = k[0] == v[0] && k[n - 1] == v[n - 1] && f.value_width <= f.key_width;
   const float *wide_k[E], *wide_v[E];
@@ -193,7 +237,7 @@ void attend_block(Flash& f, int64_t first, int64_t count, const T* const* k, con
     wide_k[e] = f.keys + e * k_step;
     wide_v[e] = shared ? wide_k[e] : f.values + e * v_step;
   }
-  attend_tiles(f, first, count, wide_k, wide_v, n, k_step, f.value_width, mask);
+  attend_tiles(f, first, count, wide_k, wide_v, n, k_step, f.value_width, mask, ahead);
 }
 
 // Another state of one vector, over other keys, joined into (peak, total, acc).

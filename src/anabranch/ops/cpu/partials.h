@@ -59,13 +59,15 @@ float shard_weights(const MergeArgs& a, int64_t b, int64_t j, float* weight, flo
 template <int V, class T, class O>
 ANABRANCH_INLINE void merge_span(const MergeArgs& a, const char* from, const float* weight, float scale,
                                  int64_t i, O* out) {
-  vf total[V] = {};
+  vf total[V];
+  ANABRANCH_UNROLL for (int v = 0; v < V; ++v) total[v] = vf{};
   for (int64_t n = 0; n < a.members; ++n) {
     if (!(weight[n] > 0.0f)) continue;
     const T* x = (const T*)(from + n * a.partials_bytes[0]) + i;
-    for (int v = 0; v < V; ++v) total[v] += weight[n] * load(x + v * W);
+    const vf w = broadcast(weight[n]);
+    ANABRANCH_UNROLL for (int v = 0; v < V; ++v) total[v] += w * load(x + v * W);
   }
-  for (int v = 0; v < V; ++v) store(out + i + v * W, total[v] * scale);
+  ANABRANCH_UNROLL for (int v = 0; v < V; ++v) store(out + i + v * W, total[v] * scale);
 }
 
 template <class T, class O>

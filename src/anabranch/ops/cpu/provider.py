@@ -64,7 +64,10 @@ def unusable() -> str | None:
     """Why the provider cannot run here, or None."""
     here = machine()
     if here is None:
-        return "anabranch was installed without a C++ compiler; install one and reinstall"
+        return (
+            "the compiled ops are missing (no C++ compiler at install, or a checkout not built);"
+            " reinstall where a compiler works"
+        )
     if not here.runnable:
         return f"this processor runs none of {here.compiled}"
     return None

@@ -40,12 +40,14 @@ void sum_row(const SumArgs& a, int64_t row) {
   T* out = (T*)(a.out + row * a.out_stride_bytes);
   int64_t i = 0;
   for (; i + 4 * W <= a.row; i += 4 * W) {
-    vf total[4] = {};
-    for (int64_t n = 0; n < a.members; ++n) {
+    vf total[4];
+    const T* first = (const T*)(a.parts[0] + row * a.stride_bytes[0]) + i;
+    ANABRANCH_UNROLL for (int j = 0; j < 4; ++j) total[j] = load(first + j * W);
+    for (int64_t n = 1; n < a.members; ++n) {
       const T* part = (const T*)(a.parts[n] + row * a.stride_bytes[n]) + i;
-      for (int j = 0; j < 4; ++j) total[j] = n ? total[j] + load(part + j * W) : load(part + j * W);
+      ANABRANCH_UNROLL for (int j = 0; j < 4; ++j) total[j] += load(part + j * W);
     }
-    for (int j = 0; j < 4; ++j) store(out + i + j * W, total[j]);
+    ANABRANCH_UNROLL for (int j = 0; j < 4; ++j) store(out + i + j * W, total[j]);
   }
   for (; i < a.row; i += W) {
     const int left = a.row - i < W ? (int)(a.row - i) : W;

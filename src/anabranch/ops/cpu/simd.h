@@ -23,6 +23,15 @@ constexpr int W = 4;
 #endif
 
 #define ANABRANCH_INLINE inline __attribute__((always_inline))
+// Before a loop over an array of registers: only unrolled does it stay in registers.
+#define ANABRANCH_UNROLL _Pragma("GCC unroll 16")
+
+// Keeps a loaded vector in its register, where the compiler would rather load it at every use.
+#if defined(__x86_64__)
+#define ANABRANCH_KEEP(x) __asm__("" : "+v"(x))
+#else
+#define ANABRANCH_KEEP(x)
+#endif
 
 typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
@@ -32,17 +41,33 @@ typedef uint16_t vh __attribute__((vector_size(2 * W)));
 struct Bf16 { uint16_t bits; };
 struct Half { uint16_t bits; };
 
-ANABRANCH_INLINE vf broadcast(float x) { return vf{} + x; }
-ANABRANCH_INLINE vf select(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+ANABRANCH_INLINE vf broadcast(float x) { return x - vf{}; }  // x - 0 is x; 0 + x is not, for -0
+ANABRANCH_INLINE vf select(vi mask, vf a, vf b) { return mask ? a : b; }
 ANABRANCH_INLINE vf larger(vf a, vf b) { return select(a > b, a, b); }
 
 ANABRANCH_INLINE vf load(const float* p) { vf x; memcpy(&x, p, sizeof x); return x; }
 ANABRANCH_INLINE void store(float* p, vf x) { memcpy(p, &x, sizeof x); }
 
+// 16-bit lanes to 32-bit ones and back (only the low halves count). The compiler's own conversion of
+// wide vectors takes several shuffles where these instructions do.
+#if defined(__AVX512F__)
+ANABRANCH_INLINE vu widen16(vh x) { return (vu)_mm512_cvtepu16_epi32((__m256i)x); }
+ANABRANCH_INLINE vh narrow16(vu x) { return (vh)_mm512_cvtepi32_epi16((__m512i)x); }
+#elif defined(__AVX2__)
+ANABRANCH_INLINE vu widen16(vh x) { return (vu)_mm256_cvtepu16_epi32((__m128i)x); }
+ANABRANCH_INLINE vh narrow16(vu x) {
+  const __m256i halves = _mm256_packus_epi32((__m256i)x, (__m256i)x);
+  return (vh)_mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x88));
+}
+#else
+ANABRANCH_INLINE vu widen16(vh x) { return __builtin_convertvector(x, vu); }
+ANABRANCH_INLINE vh narrow16(vu x) { return __builtin_convertvector(x, vh); }
+#endif
+
 ANABRANCH_INLINE vf load(const Bf16* p) {
   vh x;
   memcpy(&x, p, sizeof x);
-  return (vf)(__builtin_convertvector(x, vu) << 16);
+  return (vf)(widen16(x) << 16);
 }
 
 // Round to nearest even in integers; a NaN stays a NaN (its payload could else round to infinity).
@@ -50,8 +75,7 @@ ANABRANCH_INLINE void store(Bf16* p, vf x) {
   const vu u = (vu)x;
   const vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   const vu quiet = (u >> 16) | 0x40u;
-  const vu isnan = (vu)(x != x);
-  const vh y = __builtin_convertvector((isnan & quiet) | (~isnan & rounded), vh);
+  const vh y = narrow16(x != x ? quiet : rounded);
   memcpy(p, &y, sizeof y);
 }
 
@@ -73,7 +97,7 @@ ANABRANCH_INLINE void store(Half* p, vf x) {
 ANABRANCH_INLINE vf load(const Half* p) {
   vh raw;
   memcpy(&raw, p, sizeof raw);
-  const vu h = __builtin_convertvector(raw, vu);
+  const vu h = widen16(raw);
   const vf scaled = (vf)((h & 0x7fffu) << 13) * 0x1p112f;
   const vu special = (vu)((h & 0x7c00u) == 0x7c00u) & 0x7f800000u;
   return (vf)((vu)scaled | special | ((h & 0x8000u) << 16));
@@ -87,7 +111,7 @@ ANABRANCH_INLINE void store(Half* p, vf x) {
   const vu big = ((vu)(u > 0x7f800000u) & 0x200u) | 0x7c00u;
   const vu is_big = (vu)(u >= 0x477ff000u), is_small = (vu)(u < 0x38800000u);
   const vu y = (is_big & big) | (~is_big & ((is_small & subnormal) | (~is_small & normal)));
-  const vh h = __builtin_convertvector(y | sign, vh);
+  const vh h = narrow16(y | sign);
   memcpy(p, &h, sizeof h);
 }
 #endif
@@ -116,6 +140,24 @@ ANABRANCH_INLINE float sum_lanes(vf x) {
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 #else
   return (x[0] + x[2]) + (x[1] + x[3]);
+#endif
+}
+
+// The four sums at once: to[i] = sum of x_i.
+ANABRANCH_INLINE void sum_lanes_of_4(vf x0, vf x1, vf x2, vf x3, float* to) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+#define ANABRANCH_FOLD(x) _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1))
+#else
+#define ANABRANCH_FOLD(x) (__m256)x
+#endif
+  const __m256 pairs = _mm256_hadd_ps(ANABRANCH_FOLD(x0), ANABRANCH_FOLD(x1));
+  const __m256 others = _mm256_hadd_ps(ANABRANCH_FOLD(x2), ANABRANCH_FOLD(x3));
+  const __m256 fours = _mm256_hadd_ps(pairs, others);
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
+#undef ANABRANCH_FOLD
+#else
+  to[0] = sum_lanes(x0), to[1] = sum_lanes(x1), to[2] = sum_lanes(x2), to[3] = sum_lanes(x3);
 #endif
 }
 

@@ -109,7 +109,10 @@ class Reader {
     Tensor t;
     t.op = op;
     t.name = name;
-    if (borrow_(object.ptr(), &t)) throw nb::python_error();
+    if (borrow_(object.ptr(), &t)) {
+      nb::python_error cause;
+      nb::raise_from(cause, PyExc_ValueError, "%s: %s is no tensor in plain memory", op, name);
+    }
     if (t.device.type != kCpu) t.wrong("it is not on the CPU; bind the ops of its device");
     return t;
   }

@@ -131,6 +131,9 @@ def _attend_paged(
         to = slice(at, min(at + block, rows))
         seen = (entry >= first[to, None]) & (entry < lens[to, None])
         page = page_table[to].long().gather(1, (entry // page_slots).expand_as(seen))
+        pages = pool.shape[0] // page_slots
+        if bool((seen & ((page < 0) | (page >= pages))).any()):
+            raise ValueError(f"a visible entry's page is outside the pool's {pages} pages")
         slot = torch.where(seen, page * page_slots + entry % page_slots, 0)
         entries = torch.where(seen[..., None], pool[slot].float(), 0.0)  # unseen slots may be NaN
         keys, values = split(entries)
@@ -179,6 +182,8 @@ def check_paged(
                 f"{op}: {name} is {tuple(ints.shape)} {ints.dtype}, int32 for {rows} rows is needed"
             )
     longest = int(lens.max()) if rows else 0
+    if start is not None and rows and int(start.min()) < 0:
+        raise ValueError(f"{op}: start {int(start.min())}; the first entry is 0")
     if page_slots < 1 or longest > page_table.shape[1] * page_slots:
         raise ValueError(
             f"{op}: {longest} entries do not fit {page_table.shape[1]} pages of {page_slots} slots"
