@@ -30,7 +30,7 @@ State = Literal["starting", "ready", "draining", "failed"]
 Texts = tuple[Tokenizer, ChatTemplate | None]
 _TEXT_THREADS = 2
 _INLINE_CHARACTERS = 2048  # shorter texts are tokenised at once: a thread costs more
-_STATS_SECONDS = 1.0
+_STATS_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
