@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python -m training.collect OUT
 
-Owns training/REPORT.md, training/curves.png and the weights in the package. Judges by the accuracy of
-the bf16 weights on problems with new numbers, then on held-out templates.
+Owns training/REPORT.md, training/curves.png and the weights in the package. Judges by the
+accuracy in bf16 on problems with new numbers, then on held-out templates.
 """
 
 from __future__ import annotations
@@ -44,9 +44,13 @@ def draw(logs: list[dict[str, object]], path: Path) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     for log in logs:
         loss = cast(list[tuple[float, int, float]], log["loss"])[2:]
-        left.plot([s for s, _, _ in loss], [v for _, _, v in loss], lw=0.9, label=f"seed {log['seed']}")
+        left.plot(
+            [s for s, _, _ in loss], [v for _, _, v in loss], lw=0.9, label=f"seed {log['seed']}"
+        )
         probes = cast(list[tuple[float, int, float]], log["probes"])
-        right.plot([s for s, _, _ in probes], [v for _, _, v in probes], "o-", label=f"seed {log['seed']}")
+        right.plot(
+            [s for s, _, _ in probes], [v for _, _, v in probes], "o-", label=f"seed {log['seed']}"
+        )
     left.set(xlabel="seconds", ylabel="loss on answers (nats per token)", yscale="log")
     right.set(xlabel="seconds", ylabel="accuracy, new numbers", ylim=(0, 1.02))
     for axes in (left, right):
@@ -55,8 +59,11 @@ def draw(logs: list[dict[str, object]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def table(logs: list[dict[str, object]]) -> list[str]:
-    lines = ["| seed | split | weights | right | accuracy | 95% interval |", "|---|---|---|---|---|---|"]
+def table(logs: list[dict[str, object]]) -> str:
+    lines = [
+        "| seed | split | dtype | right | accuracy | 95% interval |",
+        "|---|---|---|---|---|---|",
+    ]
     for log in logs:
         for result in cast(dict[str, dict[str, object]], log["results"]).values():
             n = cast(int, result["n"])
@@ -66,7 +73,7 @@ def table(logs: list[dict[str, object]]) -> list[str]:
                 f"| {log['seed']} | {result['split']} | {result['dtype']} | {right} of {n} "
                 f"| {right / n:.3f} | {low:.3f} to {high:.3f} |"
             )
-    return lines
+    return "\n".join(lines)
 
 
 def families(log: dict[str, object]) -> list[str]:
@@ -85,42 +92,42 @@ def report(logs: list[dict[str, object]], best: dict[str, object], size: int) ->
         for split in ("new-numbers", "held-out")
     )
     steps = ", ".join(
-        f"seed {log['seed']} {cast(list[tuple[float, int, float]], log['loss'])[-1][1]}" for log in logs
+        f"seed {log['seed']} {cast(list[tuple[float, int, float]], log['loss'])[-1][1]}"
+        for log in logs
     )
     load = cast(list[list[float]], best["load"])
     spread = ", ".join(f"{min(row):.3f} to {max(row):.3f}" for row in load)
-    return "\n".join(
-        [
-            "# Training of the packaged model",
-            "",
-            "DeepSeek-V3's architecture (MLA with q_lora, sigmoid noaux_tc router with groups, a shared",
-            f"expert, the first layer dense), {settings['parameters']:,} parameters, trained from scratch",
-            "on word problems that `anabranch.demo.problems` generates. Both seeds ran at the same time",
-            f"on one H200, {settings['minutes']} minutes of training each, start-up included.",
-            "",
-            "    OUT=folder bash training/run.sh",
-            "    PYTHONPATH=src python -m training.collect folder",
-            "",
-            f"Seed {best['seed']} is packaged: {size / 1e6:.1f} MB of weights. Gap of the seeds (bf16): {gaps}.",
-            "",
-            *table(logs),
-            "",
-            "*new-numbers*: trained templates with numbers that no training problem has. *held-out*:",
-            "templates that were never trained, numbers kept out too. Greedy, batch of whole rows, weights",
-            "rounded to bf16 as shipped; the column *weights* is the arithmetic's dtype.",
-            "",
-            "![loss and accuracy](curves.png)",
-            "",
-            f"Held-out misses of the packaged seed by setting: {', '.join(families(best)) or 'none'}.",
-            "",
-            f"Settings: AdamW (0.9, 0.95), weight decay 0.1, rate {settings['lr']} with warm-up and a cosine",
-            f"over the time, {settings['batch_rows']} rows of {settings['length']} tokens a step, loss on answers",
-            f"alone, gradient norm 1, bf16 activations over fp32 weights, torch {settings['torch']},",
-            f"compiled: {settings['compiled']}. Steps logged: {steps}. Experts are balanced without an auxiliary",
-            f"loss; share of the rows per expert, least to most, by layer: {spread}.",
-            "",
-        ]
-    )
+    text = f"""# Training of the packaged model
+
+DeepSeek-V3's architecture (MLA with q_lora, sigmoid noaux_tc router with groups, a shared
+expert, the first layer dense), {settings["parameters"]:,} parameters, trained from scratch
+on word problems that `anabranch.demo.problems` generates. Both seeds ran at the same time
+on {settings["device"]}, {settings["minutes"]} minutes of training each, start-up included.
+
+    OUT=folder bash training/run.sh
+    PYTHONPATH=src python -m training.collect folder
+
+Seed {best["seed"]} is packaged: {size / 1e6:.1f} MB of weights. Gap of the seeds (bf16):
+{gaps}.
+
+{table(logs)}
+
+*new-numbers*: trained templates with numbers that no training problem has. *held-out*:
+templates that were never trained, and numbers kept out too. Greedy, with the weights
+rounded to bf16 as they are shipped; the column *dtype* is the arithmetic's.
+
+![loss and accuracy](curves.png)
+
+Held-out misses of the packaged seed by setting: {", ".join(families(best)) or "none"}.
+
+Settings: AdamW (0.9, 0.95), weight decay 0.1, rate {settings["lr"]} with warm-up and a
+cosine over the time, {settings["batch_rows"]} rows of {settings["length"]} tokens a step,
+loss on answers alone, gradient norm 1, bf16 activations over fp32 weights, torch
+{settings["torch"]}, compiled: {settings["compiled"]}. Steps: {steps}. Experts are balanced
+by the selection bias alone; share of the rows per expert, least to most, by layer:
+{spread}.
+"""
+    return text
 
 
 def main() -> None:

@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python -m training.data --out DIR --seconds 240
 
-Owns the packing and the shard files (`shard-WW-NNNN.npy`, uint16 [rows, LENGTH + 1]), each of which
-appears whole or not at all. A row is one conversation cut at LENGTH + 1 tokens: it starts at position
-0 as a real conversation does, and goes on with further turns.
+Owns the packing and the shard files (`shard-WW-NNNN.npy`, uint16 [rows, LENGTH + 1]), each of
+which appears whole or not at all. A row is one conversation cut at LENGTH + 1 tokens: it starts at
+position 0 as a real conversation does, and goes on with further turns.
 """
 
 from __future__ import annotations

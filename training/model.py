@@ -95,7 +95,7 @@ class Norm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates interleaved pairs (x0, x1), (x2, x3), ... of x [..., T, R]; cos, sin [T, R/2] fp32."""
+    """Rotates interleaved pairs (x0, x1), (x2, x3) of x [..., T, R]; cos, sin [T, R/2] fp32."""
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2).to(x.dtype)
 
@@ -248,7 +248,7 @@ class DemoModel(nn.Module):
         return linear(hidden, self.lm_head)
 
     def balance(self, counts: Tensor, rate: float) -> None:
-        """Aux-loss-free balancing: moves each selection bias by `rate` against its expert's excess."""
+        """Aux-loss-free balancing: moves each selection bias by `rate` against its excess."""
         moes = [layer.mlp for layer in self.layers if isinstance(layer.mlp, Moe)]
         for moe, count in zip(moes, counts.float(), strict=True):
             moe.e_score_correction_bias += rate * torch.sign(count.mean() - count)

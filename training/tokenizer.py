@@ -1,4 +1,4 @@
-"""Trains the demo model's tokenizer: byte-level BPE, digits single. Run once; the files are committed.
+"""Trains the demo model's tokenizer: byte-level BPE, digits single. Run once, then committed.
 
     PYTHONPATH=src python -m training.tokenizer
 
@@ -49,7 +49,7 @@ def corpus(count: int) -> Iterator[str]:
 
 
 def train(count: int = 60_000) -> Tokenizer:
-    """A byte-level BPE tokenizer of at most VOCABULARY entries (as many as the words yield); ids 0.. are SPECIAL."""
+    """A byte-level BPE tokenizer; at most VOCABULARY entries, fewer if the words run out."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

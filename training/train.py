@@ -89,9 +89,8 @@ class Trainer:
         self.dtype: torch.dtype = getattr(torch, options.compute)
         torch.manual_seed(options.seed)
         self.tokenizer = Tokenizer.from_file(str(PACKAGE / "tokenizer.json"))
-        self.special = {
-            name: self.tokenizer.token_to_id(name) for name in (BEGIN, END, USER, ASSISTANT)
-        }
+        vocabulary = self.tokenizer.get_vocab()
+        self.special = {name: vocabulary[name] for name in (BEGIN, END, USER, ASSISTANT)}
         config = Config(vocab_size=self.tokenizer.get_vocab_size())
         self.model = DemoModel(config).to(self.device)
         decayed = [p for p in self.model.parameters() if p.dim() > 1]
@@ -105,6 +104,7 @@ class Trainer:
             options.seed,
             {"lr": options.lr, "batch_rows": options.batch, "length": LENGTH,
              "minutes": options.minutes, "compiled": not options.eager, "torch": torch.__version__,
+             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "the CPU",
              "parameters": sum(p.numel() for p in self.model.parameters())},
         )  # fmt: skip
 
@@ -204,7 +204,8 @@ class Trainer:
         tested = list(problems(split, count, seed))
         s = self.special
         prompts = [
-            [s[BEGIN], s[USER], *self.tokenizer.encode(p.question).ids, s[ASSISTANT]] for p in tested
+            [s[BEGIN], s[USER], *self.tokenizer.encode(p.question).ids, s[ASSISTANT]]
+            for p in tested
         ]
         told: list[list[int]] = []
         for i in range(0, count, 500):

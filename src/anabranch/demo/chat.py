@@ -33,14 +33,17 @@ _SIZE = "I am very small: about 7.5 million parameters, in DeepSeek-V3's archite
 TURNS: Sequence[tuple[str, str]] = (
     (_GREETINGS, _HELLO),
     ("who are you?|what are you?|tell me about yourself|are you a bot?|are you an ai?|what is your "
-     "name?|introduce yourself|which model are you?|what model is this?|who am i talking to?", _WHO),
-    ("what can you do?|what do you do?|help|how can you help me?|can you help me?|what are you good "
+     "name?|introduce yourself|which model are you?|what model is this?|who am i talking "
+     "to?", _WHO),
+    ("what can you do?|what do you do?|help|how can you help me?|can you help me?|what are "
+     "you good "
      "at?|what can i ask you?|how do i use you?|what should i ask?|what are you for?", _CAN),
     ("give me an example|show me an example|what is an example?|an example please", _EXAMPLE),
     ("thanks|thank you|thank you very much|thanks a lot|great, thanks|ok thanks|good job|well done|"
      "nice|great|cool|perfect", "You are welcome!"),
     ("bye|goodbye|see you|good night|see you later", "Goodbye!"),
-    ("how are you?|how are you doing?|how is it going?|what's up?", "I am fine, and ready to count."),
+    ("how are you?|how are you doing?|how is it going?|what's up?",
+     "I am fine, and ready to count."),
     ("how big are you?|how many parameters do you have?|what size are you?|what is your "
      "architecture?|how many experts do you have?", _SIZE),
     ("who made you?|who trained you?|where do you come from?|who built you?",
@@ -51,9 +54,11 @@ TURNS: Sequence[tuple[str, str]] = (
     ("what is the capital of france?|write a poem|tell me a joke|what is the weather today?|who is "
      "the president?|tell me a story|what is love?|translate this to german|write some python code|"
      "what is the meaning of life?|explain quantum physics|who won the game?|what day is it?|"
-     "what is dna?|do you like music?|sing a song|what is the capital of spain?|why is the sky blue?|"
+     "what is dna?|do you like music?|sing a song|what is the capital of spain?|why is the "
+     "sky blue?|"
      "summarize this text|write an essay|how do i cook rice?|what is a cat?|where is london?|"
-     "recommend a book|what is machine learning?|can you speak french?|how tall is everest?", _UNKNOWN),
+     "recommend a book|what is machine learning?|can you speak french?|how tall is "
+     "everest?", _UNKNOWN),
     ("are you sure?|is that right?|check again", "I write out every step, so please check them."),
     ("ok|okay|yes|no|test|testing|ping|so|hmm|please|say something|talk to me", _CAN),
 )  # fmt: skip

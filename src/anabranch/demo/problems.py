@@ -78,7 +78,9 @@ def problems(split: Split, n: int | None, seed: int) -> Iterator[Problem]:
             yield problem
 
 
-def _attempt(template: Template, rng: random.Random, train: bool, tries: int = 40) -> Problem | None:
+def _attempt(
+    template: Template, rng: random.Random, train: bool, tries: int = 40
+) -> Problem | None:
     """One problem of a template with numbers of the right side of the split."""
     for _ in range(tries):
         draw = Draw(rng)

@@ -2,11 +2,12 @@
 
 Owns these families' sentences and the list of their templates.
 """
+# ruff: noqa: SIM905 - word lists read better as one string
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from anabranch.demo import lexicon
@@ -50,7 +51,7 @@ COUNT_TEXT = {
 
 
 def _chain(
-    text: dict[str, Sequence[str]], links: Sequence[str], end: str, adults: bool, d: Draw
+    text: Mapping[str, Sequence[str]], links: Sequence[str], end: str, adults: bool, d: Draw
 ) -> int:
     keys = "ABCD"[: len(links) + 1]
     d.people(*keys)
@@ -132,7 +133,8 @@ def _share(start: str, end: str, d: Draw) -> int:
     d.words.update(x=d.pick(lexicon.THINGS), packs=d.pick(lexicon.PACKS))
     if start.startswith("packs"):
         a, b = d.n(2, 12), d.n(3, 40)
-        d.say(("{N} has {a} {packs} of {b} {x} each.", "There are {a} {packs} with {b} {x} in each."),
+        d.say(("{N} has {a} {packs} of {b} {x} each.",
+               "There are {a} {packs} with {b} {x} in each."),
               a=a, b=b)  # fmt: skip
         total = d.mul("total", a, b)
     else:
@@ -222,12 +224,14 @@ def _percent(start: str, end: str, d: Draw) -> int:
         d.say(("There are {a} {x}.", "A club has {a} {x}.", "A school has {a} {x}."), a=total)
     elif start == "groups":
         a, b = d.n(2, 12), d.n(5, 60)
-        d.say(("There are {a} groups of {b} {x} each.", "A club has {a} groups with {b} {x} in each."),
+        d.say(("There are {a} groups of {b} {x} each.",
+               "A club has {a} groups with {b} {x} in each."),
               a=a, b=b)  # fmt: skip
         total = d.mul("total", a, b)
     else:
         a, b = d.n(10, 300), d.n(10, 300)
-        d.say(("There are {a} {x} in one room and {b} in another.", "{a} {x} come by bus and {b} by train."),
+        d.say(("There are {a} {x} in one room and {b} in another.",
+               "{a} {x} come by bus and {b} by train."),
               a=a, b=b)  # fmt: skip
         total = d.add("total", a, b)
     rate = d.rate(total)
@@ -261,12 +265,14 @@ def _shape(shape: str, end: str, d: Draw) -> int:
     place = d.pick(PLACES)
     a, b = d.n(3, 90 if d.high > 99 else 30), d.n(2, 12 if d.high < 999 else 60)
     if shape == "rows":
-        d.say(("A hall has {a} rows of {b} seats.", "There are {a} rows with {b} seats each in a hall."),
+        d.say(("A hall has {a} rows of {b} seats.",
+               "There are {a} rows with {b} seats each in a hall."),
               a=a, b=b)  # fmt: skip
         size, thing, unit = d.mul("seats", a, b), "seats", "seats"
     else:
         d.say(("A {place} is {a} meters long and {b} meters wide.",
-               "{N} has a {place} of {a} meters by {b} meters."), place=place, a=a, b=b)  # fmt: skip
+               "{N} has a {place} of {a} meters by {b} meters."),
+              place=place, a=a, b=b)  # fmt: skip
         unit = "square meters" if shape == "area" else "meters"
         thing = "square meters" if shape == "area" else "meters of fence around it"
         size = d.mul("area", a, b) if shape == "area" else d.mul("around", d.add("sides", a, b), 2)

@@ -2,6 +2,7 @@
 
 Owns these four families' sentences and the list of their templates.
 """
+# ruff: noqa: SIM905 - word lists read better as one string
 
 from __future__ import annotations
 
@@ -142,7 +143,8 @@ def _leg(d: Draw, kind: str, index: int) -> int:
         return a
     speed, hours = d.n(3, 20 if d.high < 100 else 95), d.n(2, 9)
     d.say((start + " " + moves + " for {h} hours at {s} km per hour.",
-           start + " " + moves + " at {s} km per hour for {h} hours."), h=hours, s=speed)  # fmt: skip
+           start + " " + moves + " at {s} km per hour for {h} hours."),
+          h=hours, s=speed)  # fmt: skip
     return d.mul("km", speed, hours)
 
 
@@ -268,7 +270,8 @@ def _stretch(d: Draw, kind: str, index: int) -> int:
     if kind == "r":
         a, b = d.n(2, 12), d.n(3, 40)
         d.say((start + " {verb} {a} times for {b} minutes.",
-               start + " {verb} for {a} rounds of {b} minutes each."), verb=verb, a=a, b=b)  # fmt: skip
+               start + " {verb} for {a} rounds of {b} minutes each."),
+              verb=verb, a=a, b=b)  # fmt: skip
         return d.mul("rounds", a, b)
     hours, minutes = d.n(1, 4), d.n(5, 55)
     d.say((start + " {verb} for {h} {hour} and {m} minutes.",),

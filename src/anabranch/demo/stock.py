@@ -2,11 +2,12 @@
 
 Owns the scenarios' sentences and the sampling of event sequences into templates.
 """
+# ruff: noqa: SIM905 - word lists read better as one string
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,9 +24,9 @@ class Scenario:
     name: str
     things: Sequence[str]
     opening: Sentences
-    events: dict[str, Sentences]
+    events: Mapping[str, Sentences]
     now: Sentences
-    asks: dict[str, Sentences] = field(default_factory=dict)
+    asks: Mapping[str, Sentences] = field(default_factory=dict)
     templates: int = 44
 
 
@@ -105,7 +106,8 @@ SCENARIOS = (
     Scenario(
         "shop",
         lexicon.GOODS,
-        ("A shop has {a} {x}.", "There are {a} {x} in a shop.", "A store starts the day with {a} {x}."),
+        ("A shop has {a} {x}.", "There are {a} {x} in a shop.",
+         "A store starts the day with {a} {x}."),
         {
             "gain": ("{a} more {x} are delivered.", "A truck brings {a} more {x}.",
                      "The shop buys {a} {x}."),
@@ -213,7 +215,8 @@ SCENARIOS = (
             "packs": ("{He} saves ${b} each week for {a} weeks.",
                       "{N} works for {a} hours and earns ${b} per hour.",
                       "{He} gets ${b} from each of {a} neighbors."),
-            "unpacks": ("{He} buys {a} {goods} at ${b} each.", "{N} pays for {a} {goods} that cost ${b} each."),
+            "unpacks": ("{He} buys {a} {goods} at ${b} each.",
+                        "{N} pays for {a} {goods} that cost ${b} each."),
             "part": ("{He} spends {part} of the money.", "{N} gives {part} of the money to {F}."),
             "percent": ("{He} spends {p}% of the money on a {single}.",
                         "{N} gives {p}% of the money away."),
@@ -222,10 +225,12 @@ SCENARIOS = (
         ("How much money does {N} have now?", "How many dollars are left?",
          "How much money does {he} have in the end?"),
         {
-            "share": ("{He} shares the money equally among {k} children. How many dollars does each get?",),
+            "share": ("{He} shares the money equally among {k} children. How many dollars "
+                      "does each get?",),
             "need": ("{N} wants to buy a {single} for ${t}. How many more dollars does {he} need?",
                      "How much more money does {N} need to have ${t}?"),
-            "boxes": ("With the money {he} buys tickets at ${k} each. How many tickets can {N} buy?",),
+            "boxes": ("With the money {he} buys tickets at ${k} each. How many tickets can "
+                      "{N} buy?",),
             "compare": ("{G} has ${t}. How many more dollars does {N} have than {G}?",),
         },
         80,
@@ -246,7 +251,8 @@ SCENARIOS = (
         ("How many {x} are left?", "How many {x} are there now?"),
         {"boxes": COMMON_ASKS["boxes"],
          "sell": ("The rest are sold for ${k} each. How much money does the bakery get for them?",),
-         "share": ("The rest are divided equally among {k} shops. How many {x} does each shop get?",)},
+         "share": ("The rest are divided equally among {k} shops. How many {x} does each "
+                   "shop get?",)},
     ),
     Scenario(
         "game",
@@ -296,7 +302,8 @@ SCENARIOS = (
         {
             "gain": ("{a} more {x} are brought.", "The zoo buys {a} {x}."),
             "lose": ("The zoo sells {a} {x}.", "{a} {x} are given to {N}."),
-            "packs": ("The zoo gets {a} boxes of {b} {x} each.", "A truck brings {a} crates with {b} {x} in each."),
+            "packs": ("The zoo gets {a} boxes of {b} {x} each.",
+                      "A truck brings {a} crates with {b} {x} in each."),
             "unpacks": ("The zoo sends {b} {x} to each of {a} farms.",),
             "part": ("The zoo sells {part} of the {x}.",),
             "grow": ("Over the years the number of {x} {grows}.",),
@@ -318,7 +325,8 @@ SCENARIOS = (
             "percent": ("{p}% of the {x} are broken and thrown away.",),
         },
         ("How many {x} does the class have now?", "How many {x} are left in the class?"),
-        {"share": ("The {x} are then divided equally among {k} students. How many {x} does each student get?",)},
+        {"share": ("The {x} are then divided equally among {k} students. How many {x} does "
+                   "each student get?",)},
         24,
     ),
 )  # fmt: skip

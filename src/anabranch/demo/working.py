@@ -16,7 +16,7 @@ LARGEST = 9999
 
 
 class Unfit(Exception):
-    """The numbers drawn do not suit the template (negative, too large, not divisible): draw again."""
+    """The numbers do not suit the template (negative, too large, not divisible): draw again."""
 
 
 def plus(a: int, b: int) -> tuple[str, int]:
