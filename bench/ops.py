@@ -1,7 +1,7 @@
 """Times of the CPU ops beside their bounds: ``python bench/ops.py [--threads N] [--json OUT]``.
 
-Owns the microbenches of copies, packing, merging, sums and attention. Medians; each op alternates with
-what it is compared to in one run, so that a noisy machine hurts both.
+Owns the microbenches of copies, packing, merging, sums and attention. Medians; each op alternates
+with what it is compared to in one run, so that a noisy machine hurts both.
 """
 
 import argparse
@@ -110,7 +110,9 @@ def decode(bound: ops.Ops) -> list[Row]:
                 q, p, t, n, page_slots=64, kv_map=m, scale=0.125
             )
         )
-        found.append({"op": f"gqa 9/3x64 B {rows} ctx {context}", "us": gqa, "gb_s": pool.nbytes / gqa / 1e3})
+        found.append(
+            {"op": f"gqa 9/3x64 B {rows} ctx {context}", "us": gqa, "gb_s": pool.nbytes / gqa / 1e3}
+        )
         pool, table, lens = paged(576, context, rows)
         latent = torch.randn(rows, 16, 576).bfloat16()
         (mla,) = alternate(
@@ -136,10 +138,14 @@ def prefill(bound: ops.Ops) -> list[Row]:
         v = torch.randn(rows, kv, dv).bfloat16()
         kv_map = torch.tensor([h * kv // heads for h in range(heads)], dtype=torch.int32)
         (us,) = alternate(
-            lambda q=q, k=k, v=v, m=kv_map: bound.attend_rows(q, k, v, pos, pos, kv_map=m, scale=0.1)
+            lambda q=q, k=k, v=v, m=kv_map: bound.attend_rows(
+                q, k, v, pos, pos, kv_map=m, scale=0.1
+            )
         )
         flops = rows * rows * heads * (dq + dv)
-        found.append({"op": f"prefill {heads}/{kv} {dq}+{dv}", "us": us, "gflop_s": flops / us / 1e3})
+        found.append(
+            {"op": f"prefill {heads}/{kv} {dq}+{dv}", "us": us, "gflop_s": flops / us / 1e3}
+        )
     return found
 
 
@@ -152,9 +158,17 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     bound, reference = ops.bind("cpu"), ops.bind("cpu", provider="reference")
     print(ops.describe())
-    found = [*copies(bound), *partials(bound, reference), *sums(bound), *decode(bound), *prefill(bound)]
+    found = [
+        *copies(bound),
+        *partials(bound, reference),
+        *sums(bound),
+        *decode(bound),
+        *prefill(bound),
+    ]
     for row in found:
-        print("  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{v:32}" for k, v in row.items()))
+        print(
+            "  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{v:32}" for k, v in row.items())
+        )
     if args.json is not None:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump({"machine": ops.describe(), "rows": found}, file, indent=1)

@@ -10,7 +10,7 @@ import torch
 
 from anabranch import ops
 from anabranch.ops.signatures import Direction
-from tests.ops.conftest import Bind
+from tests.ops.providers import Bind
 
 DIRECTIONS: tuple[Direction, ...] = ("scatter", "gather")
 
@@ -68,7 +68,9 @@ def test_any_dtype(bound: ops.Ops, dtype: torch.dtype) -> None:
     src = torch.randint(0, 2, (6, 7), generator=torch.Generator().manual_seed(0)).to(dtype)
     dst = torch.zeros(6, 7).to(dtype)
     bound.copy_rows(dst, src, 2, 3, "scatter")
-    bits = torch.int64 if dtype.itemsize == 8 else torch.int16 if dtype.itemsize == 2 else torch.uint8
+    bits = (
+        torch.int64 if dtype.itemsize == 8 else torch.int16 if dtype.itemsize == 2 else torch.uint8
+    )
     assert torch.equal(dst[:3].view(bits), src[2:5].view(bits))
     assert not dst[3:].view(bits).any()
 
@@ -118,7 +120,7 @@ def test_refusals(
 
 
 def best(*jobs: Callable[[], object], rounds: int = 60, repeat: int = 1) -> list[float]:
-    """Least seconds of each job, taken in turn: the minimum is what a shared machine leaves alone."""
+    """Least seconds of each job, taken in turn: the minimum is what others leave alone."""
     least = [float("inf")] * len(jobs)
     for _ in range(rounds):
         for i, job in enumerate(jobs):

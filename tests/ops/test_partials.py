@@ -1,4 +1,4 @@
-"""pack_partials and merge_partials on every wire: X1 to X6 of the exchange, at the level of the op."""
+"""pack_partials and merge_partials on every wire: X1 to X6, at the level of the op."""
 
 import itertools
 import math

@@ -8,7 +8,7 @@ import torch
 from anabranch import ops
 from anabranch.ops import table
 from anabranch.ops.cpu import provider as cpp
-from tests.ops.conftest import ISAS, Bind
+from tests.ops.providers import ISAS, Bind
 
 OPS = [op for op in vars(table).values() if isinstance(op, ops.Op)]
 

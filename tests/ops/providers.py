@@ -1,0 +1,23 @@
+"""Every provider of this machine, for the ops' tests to run with, one at a time."""
+
+from collections.abc import Callable
+
+import pytest
+
+from anabranch import ops
+from anabranch.ops.cpu import provider as cpp
+
+HERE = cpp.machine()
+ISAS = () if HERE is None else HERE.runnable
+PROVIDERS = ("reference", *(f"cpp-{isa}" for isa in ISAS))
+
+Bind = Callable[[int], ops.Ops]
+
+
+def binder(provider: str, monkeypatch: pytest.MonkeyPatch) -> Bind:
+    """Binds the ops of one of PROVIDERS for a number of threads."""
+    name, _, isa = provider.partition("-")
+    if isa:
+        monkeypatch.setenv(cpp.ISA_VARIABLE, isa)
+    choice: ops.Choice = "cpp" if name == "cpp" else "reference"
+    return lambda threads: ops.bind("cpu", provider=choice, threads=threads)
