@@ -1,9 +1,9 @@
 """Fixtures of the ops' tests."""
 
 import pytest
+from tests.ops.providers import PROVIDERS, Bind, binder
 
 from anabranch import ops
-from tests.ops.providers import PROVIDERS, Bind, binder
 
 
 @pytest.fixture(params=PROVIDERS)

@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 import torch
+from tests.ops.providers import Bind
 
 from anabranch import ops
 from anabranch.ops.signatures import Direction
-from tests.ops.providers import Bind
 
 DIRECTIONS: tuple[Direction, ...] = ("scatter", "gather")
 

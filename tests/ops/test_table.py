@@ -4,11 +4,11 @@ import warnings
 
 import pytest
 import torch
+from tests.ops.providers import ISAS, Bind
 
 from anabranch import ops
 from anabranch.ops import table
 from anabranch.ops.cpu import provider as cpp
-from tests.ops.providers import ISAS, Bind
 
 OPS = [op for op in vars(table).values() if isinstance(op, ops.Op)]
 
@@ -66,7 +66,7 @@ def test_each_instruction_set_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(cpp.ISA_VARIABLE, isa)
         assert ops.describe()["isa"] == isa
     monkeypatch.setenv(cpp.ISA_VARIABLE, "amx9")
-    with pytest.raises(ValueError, match="amx9.*generic"):
+    with pytest.raises(ValueError, match=r"amx9.*generic"):
         ops.bind("cpu")
 
 
