@@ -4,6 +4,8 @@ layout, and its two own layers, attention and hyper-connections, in pieces."""
 import numpy as np
 import pytest
 import torch
+from tests.layouts import prompt, resolved, run_layout
+from tests.models.tiny import make
 
 from anabranch.core.arch import Hyper
 from anabranch.core.arch_reader import read_arch
@@ -13,24 +15,42 @@ from anabranch.nn.attention.shared import GroupedOutput
 from anabranch.nn.hyper import HyperConnection, HyperEnds
 from anabranch.nn.linear import Dense
 from anabranch.weights.readers.safetensors import SafetensorsReader
-from tests.layouts import prompt, resolved, run_layout
-from tests.models.tiny import make
 
 LAYOUTS = {
-    "one process": dict(),
-    "tp2": dict(tp=2),
-    "tp4, experts by width and index": dict(tp=4, ep=2),
-    "tp8, heads cut an output group": dict(tp=8, ep=4),
-    "cp2 + decode TP, whole KV": dict(tp=2, attn_cp=2, dcp=1),
-    "cp2 + decode TP, stripes": dict(tp=4, attn_cp=2, dcp=2),
-    "cp4 x tp2 + decode TP within a group": dict(tp=8, attn_cp=4, dcp=4, dcp_exchange="ag_rs"),
-    "dcp2 over tp": dict(tp=2, dcp=2, dcp_exchange="flashinfer"),
-    "dcp4 over cp and tp, computed queries": dict(tp=4, attn_cp=2, dcp=4, dcp_q="replicate"),
-    "attn-dp2, embedding cut": dict(tp=4, attn_dp=2, embedding="sharded", moe_dispatch="a2a"),
-    "attn-dp2 x cp2, residual replicated": dict(tp=4, attn_dp=2, attn_cp=2, residual="replicated"),
-    "cp2, replicated decode, lse": dict(tp=2, attn_cp=2, dcp=2, decode_attn="replicated"),
-    "cp2, replicated decode, whole": dict(tp=2, attn_cp=2, dcp=1, decode_attn="replicated"),
-    "cp2, ring": dict(tp=2, attn_cp=2, kv_to_q="ring"),
+    "one process": {},
+    "tp2": {"tp": 2},
+    "tp4, experts by width and index": {"tp": 4, "ep": 2},
+    "tp8, heads cut an output group": {"tp": 8, "ep": 4},
+    "cp2 + decode TP, whole KV": {"tp": 2, "attn_cp": 2, "dcp": 1},
+    "cp2 + decode TP, stripes": {"tp": 4, "attn_cp": 2, "dcp": 2},
+    "cp4 x tp2 + decode TP within a group": {
+        "tp": 8,
+        "attn_cp": 4,
+        "dcp": 4,
+        "dcp_exchange": "ag_rs",
+    },
+    "dcp2 over tp": {"tp": 2, "dcp": 2, "dcp_exchange": "flashinfer"},
+    "dcp4 over cp and tp, computed queries": {
+        "tp": 4,
+        "attn_cp": 2,
+        "dcp": 4,
+        "dcp_q": "replicate",
+    },
+    "attn-dp2, embedding cut": {
+        "tp": 4,
+        "attn_dp": 2,
+        "embedding": "sharded",
+        "moe_dispatch": "a2a",
+    },
+    "attn-dp2 x cp2, residual replicated": {
+        "tp": 4,
+        "attn_dp": 2,
+        "attn_cp": 2,
+        "residual": "replicated",
+    },
+    "cp2, replicated decode, lse": {"tp": 2, "attn_cp": 2, "dcp": 2, "decode_attn": "replicated"},
+    "cp2, replicated decode, whole": {"tp": 2, "attn_cp": 2, "dcp": 1, "decode_attn": "replicated"},
+    "cp2, ring": {"tp": 2, "attn_cp": 2, "kv_to_q": "ring"},
 }
 SCORED = [(70, 64), (1, 1), (130, 120), (9, 5)]
 
@@ -64,7 +84,7 @@ def test_equals_transformers(layout: str, tiny, batch) -> None:
 
 def test_cuts_of_output_groups_are_refused(tiny) -> None:
     """6 heads a rank (4 in decode) cannot be made of groups of 4 (6)."""
-    for groups, flags in ((6, dict(tp=4)), (4, dict(tp=6, attn_cp=3))):
+    for groups, flags in ((6, {"tp": 4}), (4, {"tp": 6, "attn_cp": 3})):
         arch = read_arch(tiny.config | {"o_groups": groups})
         with pytest.raises(Refusal, match="cuts output groups") as caught:
             resolved(arch, **flags)

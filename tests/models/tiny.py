@@ -16,52 +16,52 @@ from torch import Tensor, nn
 
 VOCAB = 1003
 
-GPT_OSS = dict(
-    vocab_size=VOCAB,
-    hidden_size=96,
-    intermediate_size=56,
-    num_hidden_layers=3,
-    num_attention_heads=24,
-    num_key_value_heads=4,
-    head_dim=8,
-    num_local_experts=10,
-    num_experts_per_tok=4,
-    sliding_window=20,
-    max_position_embeddings=512,
-    eos_token_id=2,
-    rope_parameters=dict(
-        rope_type="yarn",
-        rope_theta=150000.0,
-        factor=8.0,
-        beta_fast=32.0,
-        beta_slow=1.0,
-        truncate=False,
-        original_max_position_embeddings=64,
-    ),
-)
-DEEPSEEK_V4 = dict(
-    vocab_size=VOCAB,
-    hidden_size=96,
-    moe_intermediate_size=28,
-    num_hidden_layers=3,
-    num_attention_heads=24,
-    head_dim=16,
-    qk_rope_head_dim=8,
-    q_lora_rank=40,
-    num_experts_per_tok=3,
-    n_routed_experts=10,
-    n_shared_experts=1,
-    compress_ratios=[0, 0, 0],
-    num_hash_layers=1,
-    o_groups=4,
-    o_lora_rank=20,
-    sliding_window=20,
-    hc_mult=3,
-    hc_sinkhorn_iters=6,
-    swiglu_limit=3.0,
-    max_position_embeddings=512,
-    eos_token_id=2,
-)
+GPT_OSS = {
+    "vocab_size": VOCAB,
+    "hidden_size": 96,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "num_local_experts": 10,
+    "num_experts_per_tok": 4,
+    "sliding_window": 20,
+    "max_position_embeddings": 512,
+    "eos_token_id": 2,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 64,
+    },
+}
+DEEPSEEK_V4 = {
+    "vocab_size": VOCAB,
+    "hidden_size": 96,
+    "moe_intermediate_size": 28,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 24,
+    "head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "q_lora_rank": 40,
+    "num_experts_per_tok": 3,
+    "n_routed_experts": 10,
+    "n_shared_experts": 1,
+    "compress_ratios": [0, 0, 0],
+    "num_hash_layers": 1,
+    "o_groups": 4,
+    "o_lora_rank": 20,
+    "sliding_window": 20,
+    "hc_mult": 3,
+    "hc_sinkhorn_iters": 6,
+    "swiglu_limit": 3.0,
+    "max_position_embeddings": 512,
+    "eos_token_id": 2,
+}
 
 
 class Tiny:
@@ -79,15 +79,16 @@ class Tiny:
     def greedy(self, ids: tuple[int, ...], steps: int) -> list[int]:
         tokens = list(ids)
         for _ in range(steps):
-            best = self.score(tuple(tokens))[-1].topk(2).values
+            logits = self.score(tuple(tokens))[-1]
+            best = logits.topk(2).values
             assert best[0] - best[1] > 1e-3, "a near tie: choose another prompt"
-            tokens.append(int(self.score(tuple(tokens))[-1].argmax()))
+            tokens.append(int(logits.argmax()))
         return tokens[len(ids) :]
 
 
-def make(name: str, folder: Path, **changes: object) -> Tiny:
+def make(name: str, folder: Path, seed: int = 0, **changes: object) -> Tiny:
     """name: GptOss or DeepseekV4. changes: of the configuration."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     facts, rename = {"GptOss": (GPT_OSS, str), "DeepseekV4": (DEEPSEEK_V4, v4_name)}[name]
     config = getattr(transformers, f"{name}Config")(**(facts | changes))
     config._attn_implementation = config._experts_implementation = "eager"
