@@ -130,7 +130,8 @@ def test_control_reaches_every_rank(layout: dict[str, object]) -> None:
         assert len(pids) == layout.get("tp", 1)
         with pytest.raises(ValueError, match="no control 'dance'"):
             await client.control("dance", b"")
-        await client.control("update_weights", b"")
+        for payload in (b"", bytes(5_000_000)):  # the second is too long for the plan ring
+            await client.control("update_weights", payload)
         got = await tokens(client, request("a", (10, 11), 1))
         assert got == [alone((10, 11), 1)[0] * 2 % 1003]
         await client.shutdown()

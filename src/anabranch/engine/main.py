@@ -29,12 +29,13 @@ from anabranch.engine.protocol import (
     Loaded,
 )
 from anabranch.engine.pulse import Beat, Pulse, name_of
-from anabranch.engine.tree import Ranks, TreeCrew
+from anabranch.engine.tree import FAREWELL, LOOK_ELSEWHERE, Ranks, TreeCrew
 from anabranch.wire import Channel
+from anabranch.wire.ring import Ring, RingReader
 
 START_SECONDS = 60.0
 GRACE_SECONDS = 4.0  # after a failure, before the tree kills itself; the front is quicker
-IDLE_SECONDS = 3600.0
+IDLE_SECONDS = 60.0
 
 
 class _Watch:
@@ -76,18 +77,17 @@ def run_brain(launch: Launch, channel: Channel, pulse: Pulse, watch: _Watch) -> 
 
 
 def run_rank(launch: Launch, channel: Channel, pulse: Pulse) -> None:
-    """Build one worker and obey until the brain closes the channel."""
+    """Build one worker and obey until the brain says farewell or is gone."""
     (rank,) = launch.endpoint.ranks
     worker = load_maker(launch.maker, launch.run, launch.path, launch.endpoint).make(rank)
     channel.send(FROM_RANK.encode(Loaded(rank)))
-    while True:
-        try:
-            message = TO_RANK.decode(channel.recv(IDLE_SECONDS))
-        except TimeoutError:
-            continue  # idle; a dead brain is noticed by the watch
-        except ConnectionError:
-            break
-        _obey(worker, message, launch.slot, channel, pulse)
+    orders = RingReader(Ring(launch.plans), rank - 1)
+    while (frame := orders.take(IDLE_SECONDS)) != FAREWELL:
+        if frame is None:  # idle; a brain that is gone is noticed by the watch
+            continue
+        if frame == LOOK_ELSEWHERE:
+            frame = channel.recv(START_SECONDS)
+        _obey(worker, TO_RANK.decode(frame), launch.slot, channel, pulse)
 
 
 def _obey(worker: RankWorker, message: object, slot: int, channel: Channel, pulse: Pulse) -> None:

@@ -28,7 +28,7 @@ class Launch:
     path: of the checkpoint. maker: "module:class" of the worker maker. slot: this process's line in
     the pulse page.
     mask: cores it may run on; empty leaves them as they are. masks: for the brain, those of every
-    rank in rank order, or empty.
+    rank in rank order, or empty. plans: for a rank, the ring that its orders come through.
     """
 
     run: RunConfig
@@ -38,6 +38,7 @@ class Launch:
     endpoint: Endpoint
     mask: tuple[int, ...] = ()
     masks: tuple[tuple[int, ...], ...] = ()
+    plans: int = -1
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Ranks as processes: the brain's process holds rank 0, its children the others.
 
-`TreeCrew` sends every plan to every rank as the same bytes and takes the results of the ranks that
-lead a replica. Owns the children's life as seen from the brain; liveness is pulse.py's.
+`TreeCrew` gives every rank the same bytes through a ring and takes the results of the ranks that
+lead a replica through their channels. Owns the children's life as seen from the brain; liveness is
+pulse.py's.
 """
 
 import os
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -28,10 +30,13 @@ from anabranch.engine.protocol import (
 )
 from anabranch.engine.pulse import STEP_SECONDS, Pulse
 from anabranch.wire import Channel
+from anabranch.wire.ring import Ring, RingWriter
 
 T = TypeVar("T")
 LOAD_SECONDS = 3600.0
 END_SECONDS = 5.0
+FAREWELL = b""  # in the ring: the end
+LOOK_ELSEWHERE = b"@"  # in the ring: the order is too long for it and comes through the channel
 
 
 class _RankProcess:
@@ -74,6 +79,8 @@ class Ranks:
         self._meeting = make_endpoint(launch.run.config.transport)
         self._share_fd = os.memfd_create("anabranch-weights", 0)
         self.endpoint = Endpoint((0,), self._meeting.text, self._share_fd)
+        self._ring = Ring.create(launch.run.layout.mesh.world - 1)
+        self._writer = RingWriter(self._ring)
         self.members: list[_RankProcess] = []
         for rank in range(1, launch.run.layout.mesh.world):
             mine = replace(
@@ -81,9 +88,22 @@ class Ranks:
                 slot=rank,
                 endpoint=replace(self.endpoint, ranks=(rank,)),
                 mask=launch.masks[rank] if launch.masks else (),
+                plans=self._ring.fd,
             )
-            fds = (*self._meeting.fds, self._share_fd)
+            fds = (*self._meeting.fds, self._share_fd, self._ring.fd)
             self.members.append(_RankProcess(mine, pulse, fds))
+
+    def order(self, message: StepPlan | Control) -> None:
+        """The same bytes to every rank: through the ring, or each channel if they are many."""
+        frame = TO_RANK.encode(message)
+        if len(frame) <= self._ring.longest:
+            self._writer.publish(frame, STEP_SECONDS)
+            return
+        self._writer.publish(LOOK_ELSEWHERE, STEP_SECONDS)
+        for member in self.members:
+            member.channel.send(frame)
+        for member in self.members:
+            member.channel.flush(STEP_SECONDS)
 
     def watch(self) -> None:
         """Report a rank that ended by itself. Called from the pulse thread."""
@@ -97,6 +117,8 @@ class Ranks:
 
     def close(self) -> None:
         self.closing = True
+        with suppress(TimeoutError):  # a rank that reads nothing is killed below
+            self._writer.publish(FAREWELL, END_SECONDS)
         deadline = time.monotonic() + END_SECONDS
         for member in self.members:
             member.channel.close()
@@ -104,6 +126,7 @@ class Ranks:
             member.end(deadline)
         self._meeting.close()
         os.close(self._share_fd)
+        self._ring.close()
 
 
 class TreeCrew:
@@ -119,10 +142,7 @@ class TreeCrew:
             member.expect(Loaded, LOAD_SECONDS)
 
     def start(self, plan: StepPlan) -> None:
-        frame = TO_RANK.encode(plan)
-        for member in self._ranks.members:
-            member.channel.send(frame)
-            member.channel.flush(STEP_SECONDS)
+        self._ranks.order(plan)
         self._local.start(plan)
 
     def result(self) -> StepResult:
@@ -132,11 +152,7 @@ class TreeCrew:
         return StepResult(number, tuple(found))
 
     def call(self, name: str, payload: bytes) -> list[bytes]:
-        frame = TO_RANK.encode(Control(name, payload))
-        for member in self._ranks.members:
-            member.channel.send(frame)
-        for member in self._ranks.members:
-            member.channel.flush(STEP_SECONDS)
+        self._ranks.order(Control(name, payload))
         errors: list[str] = []
         replies: list[bytes] = []
         try:
