@@ -30,47 +30,18 @@ _CLIENT_GONE = 499  # never seen by anyone; the log's word for a hang-up
 def create_app(service: Service) -> ASGIApp:
     """The ASGI application: guard outside, routes inside."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-
-    async def health(request: Request) -> Response:
-        state = service.state
-        ok = state in ("ready", "draining")
-        return JSONResponse({"status": "ok" if ok else state}, 200 if ok else 503)
-
-    async def ready(request: Request) -> Response:
-        accepts = service.accepts
-        state = "full" if service.state == "ready" and not accepts else service.state
-        return JSONResponse({"status": state}, 200 if accepts else 503)
-
-    async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(service, n) for n in service.names]})
-
-    async def model(request: Request) -> Response:
-        name = service.check_model(request.path_params["name"])
-        return JSONResponse(_model(service, name))
-
-    async def server_info(request: Request) -> Response:
-        return JSONResponse(_server_info(service))
-
-    async def metrics(request: Request) -> Response:
-        return Response(await service.stats_page(), media_type=CONTENT_TYPE)
-
-    async def completions(request: Request) -> Response:
-        return await _generate(service, request, parse_completion, CompletionShape)
-
-    async def chat(request: Request) -> Response:
-        return await _generate(service, request, parse_chat, ChatShape)
-
+    routes = _Routes(service)
     for path, handler in (
-        ("/health", health),
-        ("/ready", ready),
-        ("/v1/models", models),
-        ("/v1/models/{name:path}", model),
-        ("/server_info", server_info),
-        ("/metrics", metrics),
+        ("/health", routes.health),
+        ("/ready", routes.ready),
+        ("/v1/models", routes.models),
+        ("/v1/models/{name:path}", routes.model),
+        ("/server_info", routes.server_info),
+        ("/metrics", routes.metrics),
     ):
         app.add_route(path, handler, ["GET"])
-    app.add_route("/v1/completions", completions, ["POST"])
-    app.add_route("/v1/chat/completions", chat, ["POST"])
+    app.add_route("/v1/completions", routes.completions, ["POST"])
+    app.add_route("/v1/chat/completions", routes.chat, ["POST"])
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_any_error)
@@ -85,26 +56,55 @@ def create_app(service: Service) -> ASGIApp:
     return guarded
 
 
-def _model(service: Service, name: str) -> dict[str, Json]:
-    ready = service.ready
-    return {
-        "id": name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "anabranch",
-        "max_model_len": None if ready is None else ready.max_model_len,
-    }
+class _Routes:
+    """The handlers; none of those before the last two waits on a generation."""
 
+    def __init__(self, service: Service) -> None:
+        self._service = service
 
-def _server_info(service: Service) -> dict[str, Json]:
-    info: dict[str, Json] = {"version": anabranch.__version__, "model": service.names[0]}
-    if service.ready is not None:
-        info |= json.loads(service.ready.info)
-        info |= {
-            "vocab_size": service.ready.vocab_size,
-            "max_model_len": service.ready.max_model_len,
+    async def health(self, request: Request) -> Response:
+        state = self._service.state
+        ok = state in ("ready", "draining")
+        return JSONResponse({"status": "ok" if ok else state}, 200 if ok else 503)
+
+    async def ready(self, request: Request) -> Response:
+        state, accepts = self._service.state, self._service.accepts
+        status = "full" if state == "ready" and not accepts else state
+        return JSONResponse({"status": status}, 200 if accepts else 503)
+
+    async def models(self, request: Request) -> Response:
+        data = [self._model(name) for name in self._service.names]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        return JSONResponse(self._model(self._service.check_model(request.path_params["name"])))
+
+    async def server_info(self, request: Request) -> Response:
+        ready = self._service.ready
+        info: Body = {"version": anabranch.__version__, "model": self._service.names[0]}
+        if ready is not None:
+            info |= json.loads(ready.info)
+            info |= {"vocab_size": ready.vocab_size, "max_model_len": ready.max_model_len}
+        return JSONResponse(info)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(await self._service.stats_page(), media_type=CONTENT_TYPE)
+
+    async def completions(self, request: Request) -> Response:
+        return await _generate(self._service, request, parse_completion, CompletionShape)
+
+    async def chat(self, request: Request) -> Response:
+        return await _generate(self._service, request, parse_chat, ChatShape)
+
+    def _model(self, name: str) -> Body:
+        ready = self._service.ready
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "anabranch",
+            "max_model_len": None if ready is None else ready.max_model_len,
         }
-    return info
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

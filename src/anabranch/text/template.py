@@ -17,7 +17,7 @@ from pathlib import Path
 from anabranch.text.tokenizer import Json, Tokenizer
 
 _REPLY_SECONDS = 20.0
-_RESERVED = ("messages", "tools", "add_generation_prompt")
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 class TemplateError(ValueError):
@@ -58,6 +58,7 @@ class ChatTemplate:
             values[name] = value
         values["messages"] = list(messages)
         values["tools"] = None if tools is None else list(tools)
+        values["documents"] = None
         values["add_generation_prompt"] = add_generation_prompt
         line = json.dumps(values)
         with self._lock:
