@@ -63,7 +63,7 @@ struct Tensor : DlTensor {
   bool dense(int from) const {
     int64_t expected = 1;
     for (int i = ndim - 1; i >= from; expected *= shape[i--])
-      if (shape[i] != 1 && strides[i] != expected) return false;
+      if (shape[i] > 1 && strides[i] != expected) return false;
     return true;
   }
 
