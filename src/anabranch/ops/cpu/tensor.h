@@ -6,6 +6,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -59,12 +60,12 @@ struct Tensor : DlTensor {
   bool same_dtype(const Tensor& t) const { return dtype.code == t.dtype.code && dtype.bits == t.dtype.bits; }
   bool fp8() const { return dtype.bits == 8 && dtype.code > kBfloat; }
 
-  // The last dim, or every dim from `from` on, is one run of elements.
+  // Every dim from `from` on is one run of elements; strides of a tensor without elements say nothing.
   bool dense(int from) const {
     int64_t expected = 1;
-    for (int i = ndim - 1; i >= from; expected *= shape[i--])
-      if (shape[i] > 1 && strides[i] != expected) return false;
-    return true;
+    bool run = true;
+    for (int i = ndim - 1; i >= from; expected *= shape[i--]) run &= shape[i] == 1 || strides[i] == expected;
+    return run || std::any_of(shape, shape + ndim, [](int64_t n) { return n == 0; });
   }
 
   std::string dims() const {
