@@ -1,9 +1,10 @@
 """Every verb and v-form x dtype x group size x zero rows, against numpy, over every transport."""
 
 import pytest
-
 from tests.comm.ranks import run_processes, run_threads
-from tests.comm.verbs import every_verb
+from tests.comm.verbs import DTYPES, check_gather, check_reduce, every_verb
+
+from anabranch.comm.group import Group
 
 FLOOR = {2: 350, 4: 350, 8: 350}
 """Checks of the rank that makes the fewest: a body that skips its cases fails."""
@@ -35,10 +36,6 @@ def test_shm_threads() -> None:
 
 
 def every_pair(world, rank: int, size: int) -> int:
-    from anabranch.comm.group import Group
-
-    from tests.comm.verbs import DTYPES, check_gather, check_reduce
-
     g = Group((0, 1, 2), rank, world.transport((0, 1, 2), rank))
     return sum(
         check_gather(g, d, (7,), [n, 0, 3]) + check_reduce(g, d, (5,), n)

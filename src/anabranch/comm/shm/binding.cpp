@@ -38,11 +38,57 @@ void read_nonce(nb::bytes given, uint64_t nonce[2]) {
   memcpy(nonce, given.c_str(), 16);
 }
 
+// Makes tensors through DLPack's exchange API, which costs a third of a call into Python.
+class Maker {
+ public:
+  explicit Maker(nb::handle tensor_type) {
+    nb::object capsule = tensor_type.attr("__dlpack_c_exchange_api__");
+    const auto* api = static_cast<const DlExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    if (!api) throw nb::python_error();
+    allocate_ = reinterpret_cast<Allocate>(api->allocate);
+    wrap_ = reinterpret_cast<Wrap>(api->managed_to_object);
+  }
+
+  // Uninitialised, like x in dtype and trailing dims.
+  nb::object empty(const Tensor& x, int64_t rows) const {
+    int64_t shape[kMaxDims];
+    if (x.ndim > kMaxDims) x.wrong("it has too many dims");
+    for (int i = 0; i < x.ndim; ++i) shape[i] = i ? x.size(i) : rows;
+    return empty(x, x.ndim, shape);
+  }
+
+  nb::object empty(const Tensor& like, int ndim, int64_t* shape) const {
+    DlTensor prototype = like;
+    prototype.data = nullptr;
+    prototype.ndim = ndim;
+    prototype.shape = shape;
+    prototype.strides = nullptr;
+    prototype.byte_offset = 0;
+    void *managed = nullptr, *object = nullptr;
+    if (allocate_(&prototype, &managed, nullptr, set_error) || wrap_(managed, &object)) {
+      if (!PyErr_Occurred()) PyErr_NoMemory();
+      throw nb::python_error();
+    }
+    return nb::steal(static_cast<PyObject*>(object));
+  }
+
+ private:
+  static constexpr int kMaxDims = 8;
+  using SetError = void (*)(void*, const char*, const char*);
+  using Allocate = int (*)(DlTensor*, void**, void*, SetError);
+  using Wrap = int (*)(void*, void**);
+
+  static void set_error(void*, const char*, const char* message) { PyErr_SetString(PyExc_MemoryError, message); }
+
+  Allocate allocate_;
+  Wrap wrap_;
+};
+
 class World {
  public:
   World(nb::object memory, nb::handle tensor_type, int rank, int world, uint64_t slot, nb::bytes nonce_, double deadline,
         double spin, const std::string& isa, int threads)
-      : reader_(tensor_type), memory_(memory), kernels_(kernels_of(isa)), threads_(threads < 1 ? 1 : threads) {
+      : reader_(tensor_type), maker_(tensor_type), memory_(memory), kernels_(kernels_of(isa)), threads_(threads < 1 ? 1 : threads) {
     const Tensor t = reader_.read(memory, "join", "memory");
     uint64_t nonce[2];
     read_nonce(nonce_, nonce);
@@ -53,11 +99,13 @@ class World {
 
   Region& region() { return *region_; }
   const Reader& reader() const { return reader_; }
+  const Maker& maker() const { return maker_; }
   const Kernels* kernels() const { return kernels_; }
   int threads() const { return threads_; }
 
  private:
   Reader reader_;
+  Maker maker_;
   nb::object memory_;  // keeps the mapping
   const Kernels* kernels_;
   int threads_;
@@ -81,9 +129,6 @@ struct RowsOf : Tensor {
     for (int i = 1; i < ndim; ++i) row_bytes *= size(i);
   }
   int64_t nbytes() const { return size(0) * row_bytes; }
-  void like(const RowsOf& x) const {
-    if (row_bytes != x.row_bytes || !same_dtype(x)) refuse(op, described() + ", " + x.described() + "; rows differ");
-  }
 };
 
 Type summed_type(const Tensor& t) {
@@ -96,91 +141,99 @@ Type summed_type(const Tensor& t) {
 class Group {
  public:
   Group(World& world, const std::vector<int>& members)
-      : reader_(world.reader()), channel_(make(world, members)) {}
+      : reader_(world.reader()), maker_(world.maker()), channel_(make(world, members)) {}
 
   void barrier() {
     const nb::gil_scoped_release unlocked;
     channel_.barrier();
   }
 
-  void all_gather(nb::handle x_, nb::handle out_, nb::handle counts) {
-    const RowsOf x(reader_, x_, "all_gather", "x"), out(reader_, out_, "all_gather", "out");
-    out.like(x);
-    const std::vector<Span>& parts = spans(counts, x.row_bytes, first_);
+  // Every verb writes to `out` where one is given, and returns it or a new tensor.
+
+  nb::object all_gather(nb::handle x_, nb::handle counts, nb::object given) {
+    const RowsOf x(reader_, x_, "all_gather", "x");
+    const std::vector<Span>& parts = spans(counts, x, first_);
     x.need(x.nbytes() == parts[channel_.me()].bytes, "its rows are not counts[me]");
-    out.need(out.nbytes() == end(parts), "its rows are not sum(counts)");
+    nb::object result = given.is_none() ? maker_.empty(x, rows(parts, x)) : given;
+    const RowsOf out = output(result, x, "all_gather", end(parts));
     const nb::gil_scoped_release unlocked;
     channel_.all_gather(x.bytes(), out.bytes(), parts);
+    return result;
   }
 
-  void reduce_scatter(nb::handle x_, nb::handle out_, nb::handle counts) {
-    const RowsOf x(reader_, x_, "reduce_scatter", "x"), out(reader_, out_, "reduce_scatter", "out");
-    out.like(x);
-    const std::vector<Span>& parts = spans(counts, x.row_bytes, first_);
+  nb::object reduce_scatter(nb::handle x_, nb::handle counts, nb::object given) {
+    const RowsOf x(reader_, x_, "reduce_scatter", "x");
+    const std::vector<Span>& parts = spans(counts, x, first_);
     x.need(x.nbytes() == end(parts), "its rows are not sum(counts)");
-    out.need(out.nbytes() == parts[channel_.me()].bytes, "its rows are not counts[me]");
     const Type type = summed_type(x);
+    const int64_t mine = parts[channel_.me()].bytes;
+    nb::object result = given.is_none() ? maker_.empty(x, x.row_bytes ? mine / x.row_bytes : 0) : given;
+    const RowsOf out = output(result, x, "reduce_scatter", mine);
     const nb::gil_scoped_release unlocked;
     channel_.reduce_scatter(type, x.bytes(), out.bytes(), parts);
+    return result;
   }
 
-  void all_reduce(nb::handle x_, nb::handle out_) {
-    const RowsOf x(reader_, x_, "all_reduce", "x"), out(reader_, out_, "all_reduce", "out");
-    out.like(x);
-    out.need(out.nbytes() == x.nbytes(), "its rows are not those of x");
+  nb::object all_reduce(nb::handle x_, nb::object given) {
+    const RowsOf x(reader_, x_, "all_reduce", "x");
     const Type type = summed_type(x);
+    nb::object result = given.is_none() ? maker_.empty(x, x.size(0)) : given;
+    const RowsOf out = output(result, x, "all_reduce", x.nbytes());
     const nb::gil_scoped_release unlocked;
     channel_.all_reduce(type, x.bytes(), out.bytes(), x.nbytes());
+    return result;
   }
 
-  void all_to_all(nb::handle x_, nb::handle out_, nb::handle send_, nb::handle recv_) {
-    const RowsOf x(reader_, x_, "all_to_all", "x"), out(reader_, out_, "all_to_all", "out");
-    out.like(x);
-    const std::vector<Span>&send = spans(send_, x.row_bytes, first_), &recv = spans(recv_, x.row_bytes, second_);
+  nb::object all_to_all(nb::handle x_, nb::handle send_, nb::handle recv_, nb::object given) {
+    const RowsOf x(reader_, x_, "all_to_all", "x");
+    const std::vector<Span>&send = spans(send_, x, first_), &recv = spans(recv_, x, second_);
     x.need(x.nbytes() == end(send), "its rows are not sum(send)");
-    out.need(out.nbytes() == end(recv), "its rows are not sum(recv)");
     const int me = channel_.me();
     if (send[me].bytes != recv[me].bytes) refuse("all_to_all", "send[me] and recv[me] differ");
+    nb::object result = given.is_none() ? maker_.empty(x, rows(recv, x)) : given;
+    const RowsOf out = output(result, x, "all_to_all", end(recv));
     const nb::gil_scoped_release unlocked;
     channel_.all_to_all(x.bytes(), out.bytes(), send, recv);
+    return result;
   }
 
-  void broadcast(nb::handle x_, nb::handle out_, int root) {
-    const RowsOf x(reader_, x_, "broadcast", "x"), out(reader_, out_, "broadcast", "out");
-    out.like(x);
-    out.need(out.nbytes() == x.nbytes(), "its rows are not those of x");
+  nb::object broadcast(nb::handle x_, int root, nb::object given) {
+    const RowsOf x(reader_, x_, "broadcast", "x");
     if (root < 0 || root >= channel_.size()) refuse("broadcast", "no member " + text(root));
+    nb::object result = given.is_none() ? maker_.empty(x, x.size(0)) : given;
+    const RowsOf out = output(result, x, "broadcast", x.nbytes());
     const nb::gil_scoped_release unlocked;
     channel_.broadcast(x.bytes(), out.bytes(), x.nbytes(), root);
+    return result;
   }
 
-  void merge_partials(nb::handle out_, nb::handle lse_, nb::handle sink_, nb::handle merged_) {
+  nb::object merge_partials(nb::handle out_, nb::handle lse_, nb::handle sink_) {
     const char* op = "merge_partials";
     const Tensor out = reader_.read(out_, op, "out").need_dims(3), lse = reader_.read(lse_, op, "lse").need_dims(2);
-    const Tensor merged = reader_.read(merged_, op, "merged").need_dims(3);
     lse.need(lse.f32(), "it must be float32");
     out.need(out.dense(2), "its last dim must have stride 1");
+    out.need(out.size(1) % channel_.size() == 0, "its heads do not divide over the members");
+    lse.need(lse.size(0) == out.size(0) && lse.size(1) == out.size(1), "it must be out's shape less the last dim");
     Partials p{};
     p.type = summed_type(out);
     p.rows = out.size(0);
-    p.heads = merged.size(1);
+    p.heads = out.size(1) / channel_.size();
     p.width = out.size(2);
-    merged.need(merged.same_dtype(out) && one_run(merged) && merged.size(0) == p.rows && merged.size(2) == p.width &&
-                    p.heads * channel_.size() == out.size(1),
-                "it must be out's rows, this member's share of its heads, dense");
-    lse.need(lse.size(0) == p.rows && lse.size(1) == out.size(1), "it must be out's shape less the last dim");
     if (!sink_.is_none()) {
       const Tensor sink = reader_.read(sink_, op, "sink");
       sink.need(sink.ndim == 1 && sink.f32() && sink.size(0) == p.heads && sink.dense(0),
                 "it must be dense float32, one per own head");
       p.sink = sink.as<const float>();
     }
+    int64_t shape[] = {p.rows, p.heads, p.width};
+    nb::object merged = maker_.empty(out, 3, shape);
     p.out = out.bytes();
     p.lse = lse.as<const float>();
-    p.merged = merged.bytes();
+    p.merged = reader_.read(merged, op, "merged").bytes();
     for (int i = 0; i < 2; ++i) p.out_bytes[i] = out.stride_bytes(i), p.lse_stride[i] = lse.stride(i);
     const nb::gil_scoped_release unlocked;
     channel_.merge_partials(p);
+    return merged;
   }
 
   // Offsets in the world's memory, of out [rows, heads] x row_bytes and of lse, where the next
@@ -212,7 +265,17 @@ class Group {
 
   static int64_t end(const std::vector<Span>& parts) { return parts.back().at + parts.back().bytes; }
 
-  const std::vector<Span>& spans(nb::handle counts, int64_t row_bytes, std::vector<Span>& into) const {
+  static int64_t rows(const std::vector<Span>& parts, const RowsOf& x) { return x.row_bytes ? end(parts) / x.row_bytes : 0; }
+
+  RowsOf output(nb::handle object, const RowsOf& x, const char* op, int64_t bytes) const {
+    const RowsOf out(reader_, object, op, "out");
+    if (out.row_bytes != x.row_bytes || !out.same_dtype(x) || out.nbytes() != bytes)
+      refuse(op, out.described() + ", " + x.described() + "; out must have " + text(bytes) + " bytes of such rows");
+    return out;
+  }
+
+  // Where each member's rows are among rows like those of x.
+  const std::vector<Span>& spans(nb::handle counts, const RowsOf& x, std::vector<Span>& into) const {
     const nb::object fast = nb::steal(PySequence_Fast(counts.ptr(), "counts are a sequence"));
     if (!fast.is_valid()) throw nb::python_error();
     if (PySequence_Fast_GET_SIZE(fast.ptr()) != channel_.size())
@@ -225,13 +288,14 @@ class Group {
         if (PyErr_Occurred()) throw nb::python_error();
         throw nb::value_error("counts: rows cannot be negative");
       }
-      into[i] = {at, rows * row_bytes};
-      at += rows * row_bytes;
+      into[i] = {at, rows * x.row_bytes};
+      at += rows * x.row_bytes;
     }
     return into;
   }
 
   const Reader& reader_;
+  const Maker& maker_;
   Region* region_ = nullptr;
   Channel channel_;
   std::vector<Span> first_, second_;
@@ -262,11 +326,11 @@ NB_MODULE(_shm, m) {
   nb::class_<Group>(m, "Group")
       .def(nb::init<World&, const std::vector<int>&>(), "world"_a, "members"_a, nb::keep_alive<1, 2>())
       .def("barrier", &Group::barrier)
-      .def("all_gather", &Group::all_gather, "x"_a, "out"_a, "counts"_a)
-      .def("reduce_scatter", &Group::reduce_scatter, "x"_a, "out"_a, "counts"_a)
-      .def("all_reduce", &Group::all_reduce, "x"_a, "out"_a)
-      .def("all_to_all", &Group::all_to_all, "x"_a, "out"_a, "send"_a, "recv"_a)
-      .def("broadcast", &Group::broadcast, "x"_a, "out"_a, "root"_a)
-      .def("merge_partials", &Group::merge_partials, "out"_a, "lse"_a, "sink"_a.none(), "merged"_a)
+      .def("all_gather", &Group::all_gather, "x"_a, "counts"_a, "out"_a.none() = nb::none())
+      .def("reduce_scatter", &Group::reduce_scatter, "x"_a, "counts"_a, "out"_a.none() = nb::none())
+      .def("all_reduce", &Group::all_reduce, "x"_a, "out"_a.none() = nb::none())
+      .def("all_to_all", &Group::all_to_all, "x"_a, "send"_a, "recv"_a, "out"_a.none() = nb::none())
+      .def("broadcast", &Group::broadcast, "x"_a, "root"_a, "out"_a.none() = nb::none())
+      .def("merge_partials", &Group::merge_partials, "out"_a, "lse"_a, "sink"_a.none())
       .def("lend", &Group::lend, "rows"_a, "heads"_a, "row_bytes"_a);
 }

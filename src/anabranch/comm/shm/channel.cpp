@@ -22,32 +22,26 @@ int64_t up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 int64_t down(int64_t n, int64_t unit) { return n / unit * unit; }
 int64_t itemsize(Type type) { return type == Type::f32 ? 4 : 2; }
 
-using Copy = void (*)(char* dst, const char* src, int64_t bytes);
-
 struct CopyJob {
-  Copy copy;
-  char* dst;
+  char* dst;  // memory of this rank, or null
+  char* slot;  // the own slot, or null
   const char* src;
   int64_t bytes;
 };
 
+void copy_run(const CopyJob& job, int64_t at, int64_t bytes) {
+  char* dst = job.dst ? job.dst + at : nullptr;
+  if (!job.slot) {
+    memcpy(dst, job.src + at, bytes);
+    return;
+  }
+  publish(job.slot + at, dst, job.src + at, bytes);
+  published();
+}
+
 void copy_task(void* context, int, int64_t i) {
   const CopyJob& job = *static_cast<CopyJob*>(context);
-  job.copy(job.dst + i * kBlock, job.src + i * kBlock, std::min(kBlock, job.bytes - i * kBlock));
-}
-
-void copy_over(int threads, Copy copy, char* dst, const char* src, int64_t bytes) {
-  if (!bytes || dst == src) return;
-  if (threads == 1 || pieces(threads, bytes) == 1) return copy(dst, src, bytes);
-  CopyJob job{copy, dst, src, bytes};
-  run_tasks(threads, (bytes + kBlock - 1) / kBlock, copy_task, &job);
-}
-
-void copy_plain(char* dst, const char* src, int64_t bytes) { memcpy(dst, src, bytes); }
-
-void copy_shown(char* dst, const char* src, int64_t bytes) {
-  publish(dst, src, bytes);
-  published();
+  copy_run(job, i * kBlock, std::min(kBlock, job.bytes - i * kBlock));
 }
 
 // The part of [at, at + bytes) that lies in slice r of `unit` bytes: where, and how much.
@@ -123,12 +117,11 @@ void Channel::disagree(const Slice& s, int peer, const std::string& theirs, cons
                mine);
 }
 
-void Channel::copy(char* dst, const char* src, int64_t bytes) const {
-  copy_over(threads_, copy_plain, dst, src, bytes);
-}
-
-void Channel::show(char* slot, const char* src, int64_t bytes) const {
-  copy_over(threads_, copy_shown, slot, src, bytes);
+void Channel::move(char* dst, char* slot, const char* src, int64_t bytes) const {
+  if (!bytes) return;
+  CopyJob job{dst, slot, src, bytes};
+  if (threads_ == 1 || pieces(threads_, bytes) == 1) return copy_run(job, 0, bytes);
+  run_tasks(threads_, (bytes + kBlock - 1) / kBlock, copy_task, &job);
 }
 
 // In member order, in fp32, rounded once.
@@ -165,9 +158,8 @@ void Channel::all_gather(const char* x, char* out, const std::vector<Span>& part
   for (int64_t r = 0; r < rounds; ++r) {
     const Slice s = begin("all_gather", kAllGather, total(parts));
     const Span mine = within(parts[me_].bytes, r, slot_);
-    show(slot(me_, s.number), x + mine.at, mine.bytes);
+    move(out + parts[me_].at + mine.at, slot(me_, s.number), x + mine.at, mine.bytes);
     post(s);
-    copy(out + parts[me_].at + mine.at, x + mine.at, mine.bytes);
     for (int i = 1; i < n_; ++i) {
       const int j = (me_ + i) % n_;
       const Span theirs = within(parts[j].bytes, r, slot_);
@@ -291,14 +283,11 @@ void Channel::broadcast(const char* x, char* out, int64_t bytes, int root) {
   for (int64_t r = 0; r < rounds_of(bytes, slot_); ++r) {
     const Slice s = begin("broadcast", kBroadcast, bytes);
     const Span now = within(bytes, r, slot_);
-    if (me_ == root) show(slot(me_, s.number), x + now.at, now.bytes);
+    if (me_ == root) move(out + now.at, slot(me_, s.number), x + now.at, now.bytes);
     post(s);
-    if (me_ == root) {
-      copy(out + now.at, x + now.at, now.bytes);
-    } else {
-      await(s, root);
-      copy(out + now.at, slot(root, s.number), now.bytes);
-    }
+    if (me_ == root) continue;
+    await(s, root);
+    copy(out + now.at, slot(root, s.number), now.bytes);
   }
 }
 
@@ -331,7 +320,7 @@ void Channel::pack(const Partials& p, char* slot, int64_t row, int64_t rows, int
       for (int64_t h = owner * p.heads + head; h < owner * p.heads + head + heads; ++h) {
         *lse++ = p.lse[b * p.lse_stride[0] + h * p.lse_stride[1]];
         if ((h - owner * p.heads - head) % run) continue;
-        publish(to, p.out + b * p.out_bytes[0] + h * p.out_bytes[1], run * width);
+        publish(to, nullptr, p.out + b * p.out_bytes[0] + h * p.out_bytes[1], run * width);
         to += run * width;
       }
   published();

@@ -2,7 +2,7 @@
 
 Owns the mapping of the file and the allocation of results; the verbs are C++ (`comm/shm`). The
 file is anonymous and inherited from the launcher: it has no name and no size limit of a mount, and
-ends with the last process. What the C++ cannot sum (integers, fp64) is composed from its all_to_all.
+ends with the last process. What the C++ cannot sum (integers, fp64) is composed.
 """
 
 import mmap
@@ -43,41 +43,26 @@ class ShmTransport(Transport):
         return dtype in SUMMED if summing else True
 
     def all_gather(self, x: Tensor, counts: Counts) -> Tensor:
-        out = x.new_empty((sum(counts), *x.shape[1:]))
-        self._group.all_gather(x.contiguous(), out, counts)
-        return out
+        return self._group.all_gather(x.contiguous(), counts)
 
     def all_to_all(self, x: Tensor, send: Counts, recv: Counts) -> Tensor:
-        out = x.new_empty((sum(recv), *x.shape[1:]))
-        self._group.all_to_all(x.contiguous(), out, send, recv)
-        return out
+        return self._group.all_to_all(x.contiguous(), send, recv)
 
     def reduce_scatter(self, x: Tensor, counts: Counts) -> Tensor:
         if x.dtype not in SUMMED:
             return super().reduce_scatter(x, counts)
-        out = x.new_empty((counts[self.me], *x.shape[1:]))
-        self._group.reduce_scatter(x.contiguous(), out, counts)
-        return out
+        return self._group.reduce_scatter(x.contiguous(), counts)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if x.dtype not in SUMMED or x.dim() == 0:
             return super().all_reduce(x)
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        self._group.all_reduce(x, out)
-        return out
+        return self._group.all_reduce(x.contiguous())
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        self._group.broadcast(x, out, root)
-        return out
+        return self._group.broadcast(x.contiguous(), root)
 
     def merge_partials(self, out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
-        rows, heads, width = out.shape
-        merged = out.new_empty((rows, heads // len(self.members), width))
-        self._group.merge_partials(out, lse, sink, merged)
-        return merged
+        return self._group.merge_partials(out, lse, sink)
 
     def landing(self, rows: int, heads: int, width: int, dtype: torch.dtype) -> Landing | None:
         lent = self._group.lend(rows, heads, width * dtype.itemsize)
