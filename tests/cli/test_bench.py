@@ -2,12 +2,16 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-SERVER = Path(__file__).parent.parent / "server"
-sys.path.insert(0, str(SERVER))
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS / "server"), str(TESTS / "text")]
+
+from server_process import ServerProcess  # noqa: E402
+from tiny_text import save_tiny  # noqa: E402
 
 from anabranch.cli.bench import Felt, report  # noqa: E402
 from anabranch.cli.main import run  # noqa: E402
@@ -25,18 +29,9 @@ def test_percentiles_are_nearest_rank_milliseconds() -> None:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory):
-    sys.path.insert(0, str(SERVER.parent / "text"))
-    from tiny_text import save_tiny
-
-    sys.modules.pop("conftest", None)
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("server_fixtures", SERVER / "conftest.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = save_tiny(tmp_path_factory.mktemp("tiny"))
-    server = module.ServerProcess(folder, "--step", "0.005", "--max-model-len", "4096").wait_ready()
+    server = ServerProcess(folder, "--step", "0.005", "--max-model-len", "4096").wait_ready()
     yield server.url
     server.end()
 

@@ -5,7 +5,7 @@ import math
 
 import httpx
 import pytest
-from conftest import ServerProcess
+from server_process import ServerProcess
 
 from anabranch.server.errors import ApiError
 from anabranch.server.fields import parse_body

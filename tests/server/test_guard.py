@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from conftest import ServerProcess
+from server_process import ServerProcess
 
 from anabranch.server.options import ServeOptions
 

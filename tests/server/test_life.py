@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import ServerProcess
+from server_process import ServerProcess
 
 Start = Callable[..., ServerProcess]
 BODY = {"prompt": "hello", "max_tokens": 20, "stream": True}

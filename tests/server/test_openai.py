@@ -4,8 +4,8 @@ import math
 
 import openai
 import pytest
-from conftest import ServerProcess
 from fake_engine import REPLY
+from server_process import ServerProcess
 
 from anabranch.text.tokenizer import Tokenizer
 
