@@ -45,7 +45,7 @@ template <class T>
 void attend_stretch(const PagedArgs& a, const Stretch& s, Flash& f) {
   const T* q = (const T*)a.q + s.row * a.q_stride[0];
   for (int64_t i = 0; i < a.heads; ++i)
-    widen(q + a.groups.order[i] * a.q_stride[1], a.key_width, a.scale, f.q + i * padded(a.key_width));
+    take_query(f, i, q + a.groups.order[i] * a.q_stride[1]);
   f.clear();
   const T *entry[E], *next[E];
   int n = entries_at<T>(a, s, s.begin, entry);
@@ -84,7 +84,7 @@ void paged_task(void* context, int worker, int64_t index) {
   const PagedJob& job = *static_cast<PagedJob*>(context);
   const PagedArgs& a = job.args;
   const Stretch& s = job.stretches[index];
-  Flash f(job.room + worker * job.room_floats, a.heads, a.key_width, a.value_width);
+  Flash f(job.room + worker * job.room_floats, a.heads, a.key_width, a.value_width, a.scale);
   attend_stretch<T>(a, s, f);
   if (s.siblings == 1) return finish_row<T>(a, s.row, f.acc, f.peak, f.total);
   const int64_t width = padded(a.value_width), acc_floats = a.heads * width;
@@ -203,15 +203,14 @@ void rows_task(void* context, int worker, int64_t index) {
   const int first = a.groups.begin[g], heads = a.groups.begin[g + 1] - first;
   const int* order = a.groups.order + first;
   if (!heads) return;
-  Flash f(job.room + worker * job.room_floats, (to - from) * heads, a.key_width, a.value_width);
+  Flash f(job.room + worker * job.room_floats, (to - from) * heads, a.key_width, a.value_width, a.scale);
   f.clear();
   int64_t q_low = INT64_MAX, q_high = INT64_MIN;
   for (int64_t t = from; t < to; ++t) {
     q_low = a.q_pos[t] < q_low ? a.q_pos[t] : q_low;
     q_high = a.q_pos[t] > q_high ? a.q_pos[t] : q_high;
     for (int j = 0; j < heads; ++j)
-      widen((const T*)a.q + t * a.q_stride[0] + order[j] * a.q_stride[1], a.key_width, a.scale,
-            f.q + ((t - from) * heads + j) * padded(a.key_width));
+      take_query(f, (t - from) * heads + j, (const T*)a.q + t * a.q_stride[0] + order[j] * a.q_stride[1]);
   }
   uint8_t* seen = job.seen + worker * job.rows_per_task * E;
   const Mask mask{seen, heads};

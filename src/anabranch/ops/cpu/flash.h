@@ -14,15 +14,49 @@ namespace {
 constexpr int E = 64;  // keys of a block
 
 // How many keys (or registers of a value) a tile takes for H query vectors: 8 to 12 accumulators hide the
-// latency of an FMA and, with the H + 1 operands, fit 16 registers.
-constexpr int tile_width(int h) { return h == 1 ? 8 : h == 4 ? 2 : 4; }
+// latency of an FMA and, with the H + 1 operands, fit 16 registers (32 where there are 32).
+constexpr int tile_width(int h) { return h == 1 ? 8 : h == 4 && W < 16 ? 2 : 4; }
 
-constexpr int64_t padded(int64_t width) { return (width + W - 1) / W * W; }
+constexpr int64_t padded(int64_t width, int64_t to = W) { return (width + to - 1) / to * to; }
+
+// How a register of a query meets a register of a key of type T. In general both are widened to fp32
+// and the query carries the scale of the scores.
+template <class T>
+struct Dot {
+  using Query = float;
+  using Register = vf;
+  static constexpr int kElements = W;
+  static constexpr bool kNative = false;  // 16-bit products: the scale is left to the scores
+  static ANABRANCH_INLINE vf query(const float* p) { return load(p); }
+  static ANABRANCH_INLINE vf key(const T* p) { return load(p); }
+  static ANABRANCH_INLINE vf key_part(const T* p, int n) { return load_part(p, n); }
+  static ANABRANCH_INLINE vf add(vf sum, vf a, vf b) { return sum + a * b; }
+};
+
+#if defined(__AVX512BF16__)
+// Pairs of bf16 products added to fp32 lanes: exact products, twice the rate, nothing to widen.
+template <>
+struct Dot<Bf16> {
+  using Query = Bf16;
+  using Register = __m512i;
+  static constexpr int kElements = 2 * W;
+  static constexpr bool kNative = true;
+  static ANABRANCH_INLINE __m512i query(const Bf16* p) { return _mm512_loadu_si512(p); }
+  static ANABRANCH_INLINE __m512i key(const Bf16* p) { return _mm512_loadu_si512(p); }
+  static ANABRANCH_INLINE __m512i key_part(const Bf16* p, int n) {
+    return _mm512_maskz_loadu_epi16(~__mmask32(0) >> (32 - n), p);
+  }
+  static ANABRANCH_INLINE vf add(vf sum, __m512i a, __m512i b) {
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+  }
+};
+#endif
 
 // The state of `vectors` query vectors and the room a block needs; every row is padded to registers.
 struct Flash {
   int64_t vectors, key_width, value_width;
-  float* q;  // [vectors, padded(key_width)], times the scale, zeros behind
+  float scale;
+  float* q;  // [vectors] of Dot<T>::Query in whole registers, zeros behind the key width
   float* acc;  // [vectors, padded(value_width)], not yet divided by total
   float* peak;  // [vectors] the largest score so far
   float* total;  // [vectors] sum of exp(score - peak)
@@ -35,8 +69,8 @@ struct Flash {
     return vectors * (one + E + 2) + E * one + 3 * W;
   }
 
-  Flash(float* room, int64_t vectors_, int64_t key_width_, int64_t value_width_)
-      : vectors(vectors_), key_width(key_width_), value_width(value_width_) {
+  Flash(float* room, int64_t vectors_, int64_t key_width_, int64_t value_width_, float scale_)
+      : vectors(vectors_), key_width(key_width_), value_width(value_width_), scale(scale_) {
     q = room;
     acc = q + vectors * padded(key_width);
     scores = acc + vectors * padded(value_width);
@@ -61,29 +95,50 @@ void widen(const T* from, int64_t width, float factor, float* to) {
   if (i < width) store(to + i, load_part(from + i, (int)(width - i)) * factor);
 }
 
+template <class T>
+int64_t query_step(const Flash& f) { return padded(f.key_width, Dot<T>::kElements); }
+
+template <class T>
+typename Dot<T>::Query* query_at(const Flash& f, int64_t i) {
+  return (typename Dot<T>::Query*)f.q + i * query_step<T>(f);
+}
+
+// Take query vector i.
+template <class T>
+void take_query(Flash& f, int64_t i, const T* q) {
+  if constexpr (Dot<T>::kNative) {
+    memcpy(query_at<T>(f, i), q, f.key_width * sizeof(T));
+    memset(query_at<T>(f, i) + f.key_width, 0, (query_step<T>(f) - f.key_width) * sizeof(T));
+  } else {
+    widen(q, f.key_width, f.scale, query_at<T>(f, i));
+  }
+}
+
 // scores[h][e] = q[h] . k[e] for H query vectors and K keys.
 template <int H, int K, class T>
-ANABRANCH_INLINE void score_tile(const float* q, int64_t q_step, const T* const* k, int64_t width,
-                                 float* scores) {
+ANABRANCH_INLINE void score_tile(const typename Dot<T>::Query* q, int64_t q_step, const T* const* k,
+                                 int64_t width, float* scores) {
+  using D = Dot<T>;
   vf acc[H][K];
   ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
     ANABRANCH_UNROLL for (int e = 0; e < K; ++e) acc[h][e] = vf{};
   int64_t i = 0;
-  for (; i + W <= width; i += W) {
-    vf x[H];
+  for (; i + D::kElements <= width; i += D::kElements) {
+    typename D::Register x[H];
     ANABRANCH_UNROLL for (int h = 0; h < H; ++h) {
-      x[h] = load(q + h * q_step + i);
+      x[h] = D::query(q + h * q_step + i);
       ANABRANCH_KEEP(x[h]);
     }
     ANABRANCH_UNROLL for (int e = 0; e < K; ++e) {
-      const vf y = load(k[e] + i);
-      ANABRANCH_UNROLL for (int h = 0; h < H; ++h) acc[h][e] += x[h] * y;
+      const typename D::Register y = D::key(k[e] + i);
+      ANABRANCH_UNROLL for (int h = 0; h < H; ++h) acc[h][e] = D::add(acc[h][e], x[h], y);
     }
   }
   if (i < width) {
     ANABRANCH_UNROLL for (int e = 0; e < K; ++e) {
-      const vf y = load_part(k[e] + i, (int)(width - i));
-      ANABRANCH_UNROLL for (int h = 0; h < H; ++h) acc[h][e] += load(q + h * q_step + i) * y;
+      const typename D::Register y = D::key_part(k[e] + i, (int)(width - i));
+      ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
+        acc[h][e] = D::add(acc[h][e], D::query(q + h * q_step + i), y);
     }
   }
   if constexpr (K % 4 == 0) {
@@ -118,8 +173,8 @@ struct Ahead {
 };
 
 template <int H, class T>
-void score_strip(const float* q, int64_t q_step, const T* const* k, int n, int64_t width, float* scores,
-                 const Ahead* ahead) {
+void score_strip(const typename Dot<T>::Query* q, int64_t q_step, const T* const* k, int n, int64_t width,
+                 float* scores, const Ahead* ahead) {
   constexpr int K = tile_width(H);
   int e = 0;
   for (; e + K <= n; e += K) {
@@ -160,7 +215,53 @@ void value_strip(const float* weight, const T* const* v, int n, int64_t width, f
   if (i < width) value_tile<H, 1, true>(weight, v, n, i, (int)(width - i), acc, acc_step);
 }
 
-// Fold a vector's n new scores (in place: they become weights) into its running softmax.
+#if defined(__AVX512BF16__)
+// Values as pairs: word (e, i) holds element i of values 2e and 2e + 1, so that one instruction adds both.
+// [(n + 1) / 2, padded(width)]; a value that is not there is zeros.
+inline void pair_values(const Bf16* const* v, int n, int64_t width, uint32_t* pairs) {
+  const int64_t step = padded(width);
+  for (int e = 0; e < n; e += 2) {
+    for (int64_t i = 0; i < width; i += W) {
+      const int left = width - i < W ? (int)(width - i) : W;
+      const vu even = (vu)load_part(v[e] + i, left) >> 16;
+      const vu odd = e + 1 < n ? (vu)load_part(v[e + 1] + i, left) : vu{};
+      store((float*)pairs + e / 2 * step + i, (vf)(even | odd));
+    }
+  }
+}
+
+// acc[h] += sum over pairs of weight[h] * value, at V registers of elements.
+template <int H, int V>
+ANABRANCH_INLINE void pair_tile(const float* weight, const uint32_t* pairs, int n, int64_t step, int64_t at,
+                                float* acc, int64_t acc_step) {
+  vf sum[H][V];
+  ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
+    ANABRANCH_UNROLL for (int j = 0; j < V; ++j) sum[h][j] = load(acc + h * acc_step + at + j * W);
+  for (int e = 0; 2 * e < n; ++e) {
+    __m512i w[H];
+    ANABRANCH_UNROLL for (int h = 0; h < H; ++h) w[h] = _mm512_set1_epi32(((const int*)(weight + h * E))[e]);
+    ANABRANCH_UNROLL for (int j = 0; j < V; ++j) {
+      const __m512i x = _mm512_loadu_si512(pairs + e * step + at + j * W);
+      ANABRANCH_UNROLL for (int h = 0; h < H; ++h) sum[h][j] = Dot<Bf16>::add(sum[h][j], w[h], x);
+    }
+  }
+  ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
+    ANABRANCH_UNROLL for (int j = 0; j < V; ++j) store(acc + h * acc_step + at + j * W, sum[h][j]);
+}
+
+template <int H>
+void pair_strip(float* weight, const uint32_t* pairs, int n, int64_t width, float* acc, int64_t acc_step) {
+  constexpr int V = tile_width(H);
+  for (int h = 0; h < H; ++h)  // in place: a weight's bf16 lies before its fp32
+    for (int e = 0; e < (n + W - 1) / W * W; e += W) store((Bf16*)(weight + h * E) + e, load(weight + h * E + e));
+  const int64_t step = padded(width);
+  int64_t i = 0;
+  for (; i + V * W <= step; i += V * W) pair_tile<H, V>(weight, pairs, n, step, i, acc, acc_step);
+  for (; i < step; i += W) pair_tile<H, 1>(weight, pairs, n, step, i, acc, acc_step);
+}
+#endif
+
+// Fold a vector's n new scores into its running softmax; in place they become weights.
 inline void fold(float* scores, int n, float* peak, float* total, float* acc, int64_t acc_width) {
   const int filled = (n + W - 1) / W * W;
   for (int e = n; e < filled; ++e) scores[e] = -INFINITY;
@@ -190,54 +291,63 @@ struct Mask {
   int64_t per_row;
 };
 
+template <int H, class T>
+void attend_strip(Flash& f, int64_t h, int64_t first, const T* const* k, const T* const* v,
+                  [[maybe_unused]] const uint32_t* pairs, int n, const Mask* mask, const Ahead* ahead) {
+  const int64_t acc_step = padded(f.value_width);
+  float *s = f.scores + h * E, *acc = f.acc + h * acc_step;
+  score_strip<H>(query_at<T>(f, h), query_step<T>(f), k, n, f.key_width, s, h == first ? ahead : nullptr);
+  for (int j = 0; j < H; ++j) {
+    float* row = s + j * E;
+    if constexpr (Dot<T>::kNative)
+      for (int e = 0; e < n; ++e) row[e] *= f.scale;
+    if (mask) {
+      const uint8_t* seen = mask->seen + (h + j - first) / mask->per_row * E;
+      for (int e = 0; e < n; ++e) row[e] = seen[e] ? row[e] : -INFINITY;
+    }
+    fold(row, n, f.peak + h + j, f.total + h + j, acc + j * acc_step, acc_step);
+  }
+#if defined(__AVX512BF16__)
+  if (pairs) return pair_strip<H>(s, pairs, n, f.value_width, acc, acc_step);
+#endif
+  value_strip<H>(s, v, n, f.value_width, acc, acc_step);
+}
+
 template <class T>
-void attend_tiles(Flash& f, int64_t first, int64_t count, const T* const* k, const T* const* v, int n,
-                  int64_t key_width, int64_t value_width, const Mask* mask, const Ahead* ahead) {
-  const int64_t q_step = padded(f.key_width), acc_step = padded(f.value_width);
-  for (int64_t h = first; h < first + count; h += 4) {
-    const float* q = f.q + h * q_step;
-    float* s = f.scores + h * E;
-    float* acc = f.acc + h * acc_step;
-    const int tile = first + count - h < 4 ? (int)(first + count - h) : 4;
-    switch (tile) {
-      case 1: score_strip<1>(q, q_step, k, n, key_width, s, h == first ? ahead : nullptr); break;
-      case 2: score_strip<2>(q, q_step, k, n, key_width, s, h == first ? ahead : nullptr); break;
-      case 3: score_strip<3>(q, q_step, k, n, key_width, s, h == first ? ahead : nullptr); break;
-      default: score_strip<4>(q, q_step, k, n, key_width, s, h == first ? ahead : nullptr); break;
-    }
-    for (int j = 0; j < tile; ++j) {
-      if (mask) {
-        const uint8_t* seen = mask->seen + (h + j - first) / mask->per_row * E;
-        for (int e = 0; e < n; ++e) s[j * E + e] = seen[e] ? s[j * E + e] : -INFINITY;
-      }
-      fold(s + j * E, n, f.peak + h + j, f.total + h + j, acc + j * acc_step, acc_step);
-    }
-    switch (tile) {
-      case 1: value_strip<1>(s, v, n, value_width, acc, acc_step); break;
-      case 2: value_strip<2>(s, v, n, value_width, acc, acc_step); break;
-      case 3: value_strip<3>(s, v, n, value_width, acc, acc_step); break;
-      default: value_strip<4>(s, v, n, value_width, acc, acc_step); break;
-    }
+void attend_strips(Flash& f, int64_t first, int64_t count, const T* const* k, const T* const* v,
+                   const uint32_t* pairs, int n, const Mask* mask, const Ahead* ahead) {
+  int64_t h = first;
+  for (; h + 4 <= first + count; h += 4) attend_strip<4>(f, h, first, k, v, pairs, n, mask, ahead);
+  switch (first + count - h) {
+    case 3: return attend_strip<3>(f, h, first, k, v, pairs, n, mask, ahead);
+    case 2: return attend_strip<2>(f, h, first, k, v, pairs, n, mask, ahead);
+    case 1: return attend_strip<1>(f, h, first, k, v, pairs, n, mask, ahead);
   }
 }
 
-// n keys and values against query vectors [first, first + count). When more than one tile of vectors
-// shares 16-bit keys they are widened once; values that begin where their keys do share the copy.
+// n keys and values against query vectors [first, first + count). What more than one strip of vectors
+// shares is prepared once: values as pairs where there are native products, else both widened (values that
+// begin where their keys do share the copy).
 template <class T>
 void attend_block(Flash& f, int64_t first, int64_t count, const T* const* k, const T* const* v, int n,
                   const Mask* mask, const Ahead* ahead) {
   if (sizeof(T) == sizeof(float) || count <= 4)
-    return attend_tiles(f, first, count, k, v, n, f.key_width, f.value_width, mask, ahead);
-  const int64_t k_step = padded(f.key_width), v_step = padded(f.value_width);
-  const bool shared = k[0] == v[0] && k[n - 1] == v[n - 1] && f.value_width <= f.key_width;
-  const float *wide_k[E], *wide_v[E];
-  for (int e = 0; e < n; ++e) {
-    widen(k[e], f.key_width, 1.0f, f.keys + e * k_step);
-    if (!shared) widen(v[e], f.value_width, 1.0f, f.values + e * v_step);
-    wide_k[e] = f.keys + e * k_step;
-    wide_v[e] = shared ? wide_k[e] : f.values + e * v_step;
+    return attend_strips(f, first, count, k, v, nullptr, n, mask, ahead);
+  if constexpr (Dot<T>::kNative) {
+    pair_values(v, n, f.value_width, (uint32_t*)f.values);
+    attend_strips(f, first, count, k, v, (const uint32_t*)f.values, n, mask, ahead);
+  } else {
+    const int64_t k_step = padded(f.key_width), v_step = padded(f.value_width);
+    const bool shared = k[0] == v[0] && k[n - 1] == v[n - 1] && f.value_width <= f.key_width;
+    const float *wide_k[E], *wide_v[E];
+    for (int e = 0; e < n; ++e) {
+      widen(k[e], f.key_width, 1.0f, f.keys + e * k_step);
+      if (!shared) widen(v[e], f.value_width, 1.0f, f.values + e * v_step);
+      wide_k[e] = f.keys + e * k_step;
+      wide_v[e] = shared ? wide_k[e] : f.values + e * v_step;
+    }
+    attend_strips<float>(f, first, count, wide_k, wide_v, nullptr, n, mask, ahead);
   }
-  attend_tiles(f, first, count, wide_k, wide_v, n, k_step, f.value_width, mask, ahead);
 }
 
 // Another state of one vector, over other keys, joined into (peak, total, acc).
