@@ -16,6 +16,7 @@ from typing import TypeVar
 from anabranch.core.config import EngineConfig
 from anabranch.core.messages import Abort, Fatal, Output, Ready, Shutdown, Stats, StatsQuery, Submit
 from anabranch.core.request import FieldError, Request
+from anabranch.engine.crew import RANK_MAKER
 from anabranch.engine.prepare import Prepared, prepare
 from anabranch.engine.processes import how_it_ended, kill_group, spawn
 from anabranch.engine.protocol import (
@@ -28,10 +29,10 @@ from anabranch.engine.protocol import (
     Outputs,
 )
 from anabranch.engine.pulse import Pulse
+from anabranch.engine.remote import MEETING, place_of_process
 from anabranch.wire.stream import AsyncChannel
 
 T = TypeVar("T")
-RANK_MAKER = "anabranch.engine.ranks:RankMaker"
 WATCH_SECONDS = 0.25
 END_SECONDS = 5.0
 
@@ -113,12 +114,13 @@ class EngineClient:
         run = prepared.run
         world = run.layout.mesh.world
         together = world == 1 or run.config.ranks == "threads"
-        pulse = Pulse.create(1 if together else world)
+        remote = place_of_process(run.config) is not None
+        pulse = Pulse.create(1 if together or remote else world)
         mine, theirs = socket.socketpair()
         process = _Process(theirs, pulse.fd)
         channel = await AsyncChannel.open(mine)
         client = EngineClient(channel, pulse, process, await process.pid())
-        endpoint = Endpoint(tuple(range(world)) if together else (0,))
+        endpoint = Endpoint(tuple(range(world)) if together else (0,), MEETING if remote else "")
         client._send(TO_BRAIN.encode(_launch(prepared, maker, endpoint, together)))
         return client
 

@@ -38,6 +38,9 @@ class Maker(Protocol):
         ...
 
 
+RANK_MAKER = "anabranch.engine.ranks:RankMaker"
+
+
 class StepFailed(RuntimeError):
     """A step could not be carried out; the message names the step and the rank."""
 

@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 from anabranch.core.config import ENGINE_FIELDS, EngineConfig
 from anabranch.core.messages import Output, Ready, Stats
 from anabranch.core.request import Request, SamplingParams
-from anabranch.engine.client import RANK_MAKER, EngineClient
+from anabranch.engine.client import EngineClient
 from anabranch.engine.completion import Collector, Completion, Delta
+from anabranch.engine.crew import RANK_MAKER
 from anabranch.engine.ports import Box, InProcess, Port, Remote
 from anabranch.engine.prepare import Prepared, prepare
+from anabranch.engine.remote import place_of_process, serve_if_rank
 from anabranch.text.template import ChatTemplate
 from anabranch.text.tokenizer import Json, Tokenizer
 
@@ -85,6 +87,9 @@ class LLM(AbstractContextManager["LLM"]):
 
     options: the fields of `EngineConfig`, such as tp, attn_dp, attn_cp, dcp, ranks, dtype. Raises
     ValueError or Refusal for what cannot run. Close it, or use it as a context manager.
+
+    In a script that torchrun runs on every rank, only rank 0 gets past this: the others serve it
+    here, and end (SystemExit) when it closes.
     """
 
     def __init__(
@@ -95,12 +100,14 @@ class LLM(AbstractContextManager["LLM"]):
         **options: Option,
     ) -> None:
         config = _config(model, options)
+        if serve_if_rank(config, maker):
+            raise SystemExit(0)
         prepared = prepare(config)
         self.config = config
         self._texts = _Texts(prepared.path)
         world = prepared.run.layout.mesh.world
         self._port: Port
-        if world == 1 or config.ranks == "threads":
+        if world == 1 or config.ranks == "threads" or place_of_process(config) is not None:
             self._port = InProcess(prepared, maker)
         else:
             self._port = Remote(config, prepared, maker)

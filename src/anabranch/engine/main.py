@@ -13,29 +13,26 @@ import time
 import traceback
 
 from anabranch.core.messages import Fatal
-from anabranch.core.plan import StepPlan
 from anabranch.engine.brain import Brain
-from anabranch.engine.crew import Crew, LocalCrew, RankWorker, describe, load_maker
+from anabranch.engine.crew import Crew, LocalCrew, describe, load_maker
 from anabranch.engine.loop import Loop
 from anabranch.engine.processes import die_with_parent, kill_group
 from anabranch.engine.protocol import (
     FROM_BRAIN,
     FROM_RANK,
     TO_BRAIN,
-    TO_RANK,
-    Control,
-    ControlReply,
     Launch,
     Loaded,
 )
 from anabranch.engine.pulse import Beat, Pulse, name_of
-from anabranch.engine.tree import FAREWELL, LOOK_ELSEWHERE, Ranks, TreeCrew
+from anabranch.engine.rank import IDLE_SECONDS, follow
+from anabranch.engine.remote import MEETING, RemoteRanks
+from anabranch.engine.tree import LOOK_ELSEWHERE, ChildRanks, TreeCrew
 from anabranch.wire import Channel
 from anabranch.wire.ring import Ring, RingReader
 
 START_SECONDS = 60.0
 GRACE_SECONDS = 4.0  # after a failure, before the tree kills itself; the front is quicker
-IDLE_SECONDS = 60.0
 
 
 class _Watch:
@@ -43,7 +40,7 @@ class _Watch:
 
     def __init__(self, pulse: Pulse, parent: int, brain: bool) -> None:
         self._pulse, self._parent, self._brain = pulse, parent, brain
-        self.ranks: Ranks | None = None
+        self.ranks: ChildRanks | None = None
         self._failed_at: float | None = None
 
     def __call__(self) -> None:
@@ -67,8 +64,10 @@ def run_brain(launch: Launch, channel: Channel, pulse: Pulse, watch: _Watch) -> 
     crew: Crew
     if len(launch.endpoint.ranks) == run.layout.mesh.world:
         crew = LocalCrew(run, launch.path, launch.maker, launch.endpoint)
+    elif launch.endpoint.meeting == MEETING:
+        crew = TreeCrew(launch, RemoteRanks(launch))
     else:
-        watch.ranks = Ranks(launch, pulse)
+        watch.ranks = ChildRanks(launch, pulse)
         crew = TreeCrew(launch, watch.ranks)
     brain = Brain(run, crew)
     channel.send(FROM_BRAIN.encode(brain.ready))
@@ -82,30 +81,12 @@ def run_rank(launch: Launch, channel: Channel, pulse: Pulse) -> None:
     worker = load_maker(launch.maker, launch.run, launch.path, launch.endpoint).make(rank)
     channel.send(FROM_RANK.encode(Loaded(rank)))
     orders = RingReader(Ring(launch.plans), rank - 1)
-    while (frame := orders.take(IDLE_SECONDS)) != FAREWELL:
-        if frame is None:  # idle; a brain that is gone is noticed by the watch
-            continue
-        if frame == LOOK_ELSEWHERE:
-            frame = channel.recv(START_SECONDS)
-        _obey(worker, TO_RANK.decode(frame), launch.slot, channel, pulse)
 
+    def take() -> bytes | None:
+        frame = orders.take(IDLE_SECONDS)
+        return channel.recv(START_SECONDS) if frame == LOOK_ELSEWHERE else frame
 
-def _obey(worker: RankWorker, message: object, slot: int, channel: Channel, pulse: Pulse) -> None:
-    if isinstance(message, StepPlan):
-        pulse.begin_step(slot, message.number)
-        result = worker.step(message)
-        pulse.end_step(slot)
-        if result is not None:
-            channel.send(FROM_RANK.encode(result))
-            channel.flush(START_SECONDS)
-        return
-    assert isinstance(message, Control), f"{type(message).__name__} after the launch"
-    try:
-        reply = ControlReply((worker.control(message.name, message.payload),))
-    except ValueError as error:
-        reply = ControlReply(error=str(error))
-    channel.send(FROM_RANK.encode(reply))
-    channel.flush(START_SECONDS)
+    follow(worker, take, channel, pulse, launch.slot)
 
 
 def main(channel_fd: int, pulse_fd: int) -> int:

@@ -15,10 +15,12 @@ from anabranch.core.config import EngineConfig
 from anabranch.core.messages import Output, Ready, Stats
 from anabranch.core.request import Request
 from anabranch.engine.brain import Brain
-from anabranch.engine.client import RANK_MAKER, EngineClient, EngineError
-from anabranch.engine.crew import LocalCrew
+from anabranch.engine.client import EngineClient, EngineError
+from anabranch.engine.crew import RANK_MAKER, Crew, LocalCrew
 from anabranch.engine.prepare import Prepared
-from anabranch.engine.protocol import Endpoint
+from anabranch.engine.protocol import Endpoint, Launch
+from anabranch.engine.remote import MEETING, RemoteRanks, place_of_process
+from anabranch.engine.tree import TreeCrew
 
 T = TypeVar("T")
 
@@ -55,9 +57,14 @@ class InProcess:
     """The brain in the caller's thread: it steps while somebody waits for an output."""
 
     def __init__(self, prepared: Prepared, maker: str = RANK_MAKER) -> None:
-        ranks = tuple(range(prepared.run.layout.mesh.world))
-        crew = LocalCrew(prepared.run, str(prepared.path), maker, Endpoint(ranks))
-        self._brain = Brain(prepared.run, crew)
+        run, path = prepared.run, str(prepared.path)
+        crew: Crew
+        if place_of_process(run.config) is not None:
+            launch = Launch(run, path, maker, 0, Endpoint((0,), MEETING))
+            crew = TreeCrew(launch, RemoteRanks(launch))
+        else:
+            crew = LocalCrew(run, path, maker, Endpoint(tuple(range(run.layout.mesh.world))))
+        self._brain = Brain(run, crew)
         self._boxes: dict[str, Box] = {}
         self._failure: str | None = None
         self.ready = self._brain.ready

@@ -3,11 +3,13 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from anabranch.comm.endpoint import choose_transport
 from anabranch.core.arch_reader import read_arch
 from anabranch.core.config import EngineConfig
 from anabranch.core.resolve import RunConfig, resolve
 from anabranch.device.probe import probe
 from anabranch.engine.masks import Masks, choose_masks, read_topology
+from anabranch.engine.remote import Place, place_of_process
 from anabranch.models.reads import decode_notes
 from anabranch.weights.config import read_config
 from anabranch.weights.locate import locate
@@ -24,13 +26,27 @@ class Prepared:
 
 def prepare(config: EngineConfig) -> Prepared:
     """ValueError (a bad model or setting) or Refusal (a combination) if it cannot run."""
+    place = place_of_process(config)
+    config = replace(config, transport=_transport(config, place))
     path = locate(config.model)
     arch = read_arch(read_config(path))
     run = resolve(config, arch, probe(config.device))
     run = replace(run, notes=run.notes + decode_notes(run))
     if run.device != "cpu":
         return Prepared(run, path)
-    masks = choose_masks(read_topology(config.cores), run.layout.mesh.world)
+    ranks_here = run.layout.mesh.world if place is None else place.local_world
+    masks = choose_masks(read_topology(config.cores), ranks_here)
     if config.threads is None:
         run = replace(run, threads=masks.threads)
     return Prepared(run, path, masks)
+
+
+def _transport(config: EngineConfig, place: Place | None) -> str:
+    """What resolve's choices depend on: not auto for ranks that are processes."""
+    if config.tp == 1 or config.ranks == "threads":
+        return config.transport
+    if place is None:
+        return choose_transport(config.transport)
+    if config.transport == "shm":
+        raise ValueError("--transport shm needs ranks started by one parent; torchrun's use gloo")
+    return "gloo"

@@ -42,6 +42,14 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Hello:
+    """A rank that somebody else started says who it is; see remote.py."""
+
+    rank: int
+    secret: str
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A rank process has built its worker."""
 
@@ -74,4 +82,4 @@ class ControlReply:
 TO_BRAIN = Schema(Launch, Submit, Abort, StatsQuery, Control, Shutdown)
 FROM_BRAIN = Schema(Outputs, Stats, Ready, ControlReply, Fatal)
 TO_RANK = Schema(Launch, StepPlan, Control)
-FROM_RANK = Schema(Loaded, ReplicaResult, ControlReply, Fatal)
+FROM_RANK = Schema(Hello, Loaded, ReplicaResult, ControlReply, Fatal)

@@ -33,7 +33,9 @@ class RankMaker:
         elif size > 1:
             (rank,) = endpoint.ranks
             joined = open_world(endpoint.meeting, rank, size, COLLECTIVE_SECONDS)
-            self._world, self._share = joined, ProcessShare(endpoint.share_fd, joined.barrier)
+            self._world = joined
+            if endpoint.share_fd >= 0:
+                self._share = ProcessShare(endpoint.share_fd, joined.barrier)
             self._abort = [joined.abort]
 
     def make(self, rank: int) -> Worker:

@@ -9,10 +9,10 @@ import os
 import socket
 import subprocess
 import time
-from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from anabranch.comm.endpoint import make_endpoint
 from anabranch.core.messages import Fatal
@@ -29,26 +29,21 @@ from anabranch.engine.protocol import (
     Loaded,
 )
 from anabranch.engine.pulse import STEP_SECONDS, Pulse
+from anabranch.engine.rank import FAREWELL
 from anabranch.wire import Channel
 from anabranch.wire.ring import Ring, RingWriter
 
 T = TypeVar("T")
 LOAD_SECONDS = 3600.0
 END_SECONDS = 5.0
-FAREWELL = b""  # in the ring: the end
 LOOK_ELSEWHERE = b"@"  # in the ring: the order is too long for it and comes through the channel
 
 
-class _RankProcess:
-    """A child that runs one rank."""
+class Member:
+    """A rank behind a channel."""
 
-    def __init__(self, launch: Launch, pulse: Pulse, fds: tuple[int, ...]) -> None:
-        mine, theirs = socket.socketpair()
-        self.rank = launch.slot
-        self.process = spawn(theirs, pulse.fd, fds)
-        theirs.close()
-        self.channel = Channel(mine)
-        self.channel.send(TO_RANK.encode(launch))
+    def __init__(self, rank: int, channel: Channel) -> None:
+        self.rank, self.channel = rank, channel
 
     def expect(self, kind: type[T], timeout: float) -> T:
         """Its next message; StepFailed if it failed, is gone or silent."""
@@ -61,8 +56,18 @@ class _RankProcess:
         assert isinstance(message, kind), f"{type(message).__name__}, wanted {kind.__name__}"
         return message
 
+
+class _Child(Member):
+    """A rank process of this one."""
+
+    def __init__(self, launch: Launch, pulse: Pulse, fds: tuple[int, ...]) -> None:
+        mine, theirs = socket.socketpair()
+        super().__init__(launch.slot, Channel(mine))
+        self.process = spawn(theirs, pulse.fd, fds)
+        theirs.close()
+        self.channel.send(TO_RANK.encode(launch))
+
     def end(self, deadline: float) -> None:
-        self.channel.close()
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -70,8 +75,23 @@ class _RankProcess:
             self.process.wait()
 
 
-class Ranks:
-    """The rank processes of a tree, from their start on."""
+class Others(Protocol):
+    """All ranks but the first. endpoint: how the first one meets them."""
+
+    endpoint: Endpoint
+
+    @property
+    def members(self) -> Sequence[Member]: ...
+
+    def order(self, message: StepPlan | Control) -> None:
+        """The same order to every rank."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ChildRanks:
+    """Ranks as children of this process, from their start on."""
 
     def __init__(self, launch: Launch, pulse: Pulse) -> None:
         self._pulse = pulse
@@ -81,7 +101,7 @@ class Ranks:
         self.endpoint = Endpoint((0,), self._meeting.text, self._share_fd)
         self._ring = Ring.create(launch.run.layout.mesh.world - 1)
         self._writer = RingWriter(self._ring)
-        self.members: list[_RankProcess] = []
+        self.members: list[_Child] = []
         for rank in range(1, launch.run.layout.mesh.world):
             mine = replace(
                 launch,
@@ -91,10 +111,10 @@ class Ranks:
                 plans=self._ring.fd,
             )
             fds = (*self._meeting.fds, self._share_fd, self._ring.fd)
-            self.members.append(_RankProcess(mine, pulse, fds))
+            self.members.append(_Child(mine, pulse, fds))
 
     def order(self, message: StepPlan | Control) -> None:
-        """The same bytes to every rank: through the ring, or each channel if they are many."""
+        """Through the ring, or through each channel if the order is long."""
         frame = TO_RANK.encode(message)
         if len(frame) <= self._ring.longest:
             self._writer.publish(frame, STEP_SECONDS)
@@ -132,9 +152,8 @@ class Ranks:
 class TreeCrew:
     """Rank 0 in the caller's thread, all others behind channels."""
 
-    def __init__(self, launch: Launch, ranks: Ranks) -> None:
+    def __init__(self, launch: Launch, ranks: Others) -> None:
         self._ranks = ranks
-        self._plans: deque[StepPlan] = deque()
         size = launch.run.layout.mesh.replica_size
         self._leaders = [m for m in ranks.members if m.rank % size == 0]
         self._local = LocalCrew(launch.run, launch.path, launch.maker, ranks.endpoint)
