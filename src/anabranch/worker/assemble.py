@@ -82,8 +82,10 @@ def build(
     places = [Place(layout, own, r) for r in range(layout.mesh.world)]
     dtype = getattr(torch, run.dtype)
     kin = family(arch)
-    recipes = [kin.recipe(arch, p) for p in places]
-    weights = load(recipes, rank, reader, dtype, share)
+    # a rank whose host shares nothing loads all it needs by itself
+    holders = [rank] if isinstance(share, Alone) else list(range(layout.mesh.world))
+    recipes, me = [kin.recipe(arch, places[r]) for r in holders], holders.index(rank)
+    weights = load(recipes, me, reader, dtype, share)
     groups = Groups(run, rank, world, trace)
     bound = ops.bind(run.device, run.config.ops)  # type: ignore[arg-type]
     model = kin.load_builder()(
@@ -106,5 +108,5 @@ def build(
     )  # fmt: skip
     replica = layout.mesh.coord(rank).dp
     leads = rank == layout.mesh.rank(dp=replica)
-    refit = partial(update, recipes, rank, weights, dtype=dtype, share=share)
+    refit = partial(update, recipes, me, weights, dtype=dtype, share=share)
     return Worker(rank, replica, leads, model, pool, seats, inputs, Sampler(), refit)
