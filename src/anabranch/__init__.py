@@ -1,16 +1,17 @@
 """Anabranch: an LLM inference engine in which every way of splitting attention gives one answer.
 
-Owns the package's version and its one public class, imported on first use so that
-``import anabranch`` stays free of torch.
+Owns the package's version and its public names, imported on first use so that ``import anabranch``
+stays free of torch.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from anabranch.core.request import SamplingParams
     from anabranch.engine.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "__version__"]
+__all__ = ["LLM", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -18,4 +19,8 @@ def __getattr__(name: str) -> object:
         from anabranch.engine.llm import LLM
 
         return LLM
+    if name == "SamplingParams":
+        from anabranch.core.request import SamplingParams
+
+        return SamplingParams
     raise AttributeError(f"module 'anabranch' has no attribute {name!r}")

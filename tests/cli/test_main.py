@@ -76,7 +76,7 @@ SERVE_FLAGS = [
     "--log-requests",
     "--json",
 ]
-COMMANDS = {"serve", "generate", "score", "chat", "pull", "env", "eval", "bench"}
+COMMANDS = {"demo", "serve", "generate", "score", "chat", "pull", "env", "eval", "bench"}
 
 
 def options(*path: str) -> set[str]:

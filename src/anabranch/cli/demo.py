@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from anabranch.cli.layout import draw
 from anabranch.core.config import EngineConfig
 from anabranch.core.request import SamplingParams
 from anabranch.demo.problems import extract_answer, problems
@@ -64,6 +63,8 @@ def run(folder: Path | None = None) -> int:
             f"{row.speed:.0f}", f"{row.kv_bytes:.0f}",
         )  # fmt: skip
         if folder is not None:
+            from anabranch.cli.layout import draw
+
             folder.mkdir(parents=True, exist_ok=True)
             picture = folder / f"{name.split(':')[0].replace(' ', '-').lower()}.svg"
             draw(EngineConfig(**flags), picture)  # type: ignore[arg-type]

@@ -50,6 +50,18 @@ Temperature = Annotated[float, typer.Option(help="0 is greedy")]
 
 
 @cli.command()
+def demo(
+    draw: Annotated[
+        Path | None, typer.Option(help="write a picture of each layout to this folder")
+    ] = None,
+) -> int:
+    """Run the packaged model in one process and in every kind of layout; compare the tokens."""
+    from anabranch.cli.demo import run
+
+    return run(draw)
+
+
+@cli.command()
 @flags(config=EngineConfig, options=ServeOptions)
 def serve(config: EngineConfig, options: ServeOptions, json: Json = False) -> int:
     """Serve MODEL (the packaged demo model if none is named) over OpenAI's API."""
