@@ -13,22 +13,17 @@ from anabranch.nn.rotary import Angles, Rotary
 LENGTH = 3000
 CPU = torch.device("cpu")
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}
 SCALINGS = {
     "plain": None,
     "linear": {"rope_type": "linear", "factor": 4.0},
-    "llama3": dict(rope_type="llama3", factor=8.0, **LLAMA3),
-    "yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512},
-    "yarn, not truncated": {
-        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512, "truncate": False
-    },
-    "yarn, mscales": {
-        "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 512, "mscale": 1.0,
-        "mscale_all_dim": 0.707, "beta_fast": 16, "beta_slow": 2,
-    },
-    "yarn, given factor": {
-        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512, "attention_factor": 1.25
-    },
-}  # fmt: skip
+    "llama3": {"rope_type": "llama3", "factor": 8.0, **LLAMA3},
+    "yarn": YARN,
+    "yarn, not truncated": YARN | {"truncate": False},
+    "yarn, mscales": YARN
+    | {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.707, "beta_fast": 16, "beta_slow": 2},
+    "yarn, given factor": YARN | {"attention_factor": 1.25},
+}
 
 
 @pytest.mark.parametrize("name", SCALINGS)
