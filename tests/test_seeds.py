@@ -6,20 +6,20 @@ rooms: real scheduler, plans, recipes, moves, exchanges, on thread ranks.
 
 import numpy as np
 import pytest
-
-from anabranch.core.request import Request, SamplingParams
 from tests.layouts import gqa_arch, mla_arch, prompt, run_layout
 
+from anabranch.core.request import Request, SamplingParams
+
 LAYOUTS = {
-    "tp2 x dp2": dict(tp=4, attn_dp=2, ep=2),
-    "cp2 prefill + decode TP": dict(tp=4, attn_cp=2, dcp=1),
-    "cp4 prefill + decode TP": dict(tp=4, attn_cp=4, dcp=1),
-    "dcp2 by pack + all_to_all": dict(tp=4, dcp=2, dcp_exchange="a2a", force=True),
-    "cp2 + decode TP + dcp2": dict(tp=4, attn_cp=2, dcp=2, dcp_exchange="a2a"),
-    "cp2 + decode TP + dcp2 + dp2": dict(tp=4, attn_dp=2, attn_cp=2, dcp=2),
-    "cp2 + tp2, stripes over both": dict(tp=4, attn_cp=2, dcp=4, force=True),
-    "cp2, replicated decode, lse": dict(tp=4, attn_cp=2, dcp=2, decode_attn="replicated"),
-    "cp2, replicated decode, whole": dict(tp=4, attn_cp=2, dcp=1, decode_attn="replicated"),
+    "tp2 x dp2": {"tp": 4, "attn_dp": 2, "ep": 2},
+    "cp2 prefill + decode TP": {"tp": 4, "attn_cp": 2, "dcp": 1},
+    "cp4 prefill + decode TP": {"tp": 4, "attn_cp": 4, "dcp": 1},
+    "dcp2 by pack + all_to_all": {"tp": 4, "dcp": 2, "dcp_exchange": "a2a", "force": True},
+    "cp2 + decode TP + dcp2": {"tp": 4, "attn_cp": 2, "dcp": 2, "dcp_exchange": "a2a"},
+    "cp2 + decode TP + dcp2 + dp2": {"tp": 4, "attn_dp": 2, "attn_cp": 2, "dcp": 2},
+    "cp2 + tp2, stripes over both": {"tp": 4, "attn_cp": 2, "dcp": 4, "force": True},
+    "cp2, replicated decode, lse": {"tp": 4, "attn_cp": 2, "dcp": 2, "decode_attn": "replicated"},
+    "cp2, replicated decode, whole": {"tp": 4, "attn_cp": 2, "dcp": 1, "decode_attn": "replicated"},
 }
 ARCHS = {"mla": mla_arch, "gqa": gqa_arch}
 

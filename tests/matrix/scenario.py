@@ -53,8 +53,8 @@ class Trial:
         long = self.rng.random() < 1 / 6
         run = resolved(
             self.cell.arch, debug="poison,trace", workspace_tokens=WORKSPACE, max_running=48,
-            kv_pages=1400 // int(settings["page_size"]) if long else 640 // 8,
-            max_model_len=1200, **settings,
+            kv_pages=(1400 if long else 640) // int(settings["page_size"]),
+            max_model_len=1200 if long else 400, **settings,
         )  # fmt: skip
         self.traces = [Trace() for _ in range(run.layout.mesh.world)]
         self.ranks = Ranks(run, self.book.seed, traces=self.traces)

@@ -1,4 +1,4 @@
-"""A planned move bound to groups and counts: what turns rows of one layout into another at run time.
+"""A planned move bound to groups and counts: what turns rows of one layout into another.
 
 Owns the three forms in which rows of unequal counts travel: native ragged verbs (v), padded to the
 longest member (max), or placed in a zeroed buffer and summed (sum). Padding never reaches a result;
@@ -24,7 +24,7 @@ GroupOf = Callable[[Axes], Group]
 
 
 class RowForm(Protocol):
-    """How rows of unequal counts are gathered and scattered; results are those of the ragged verbs."""
+    """How rows of unequal counts are gathered and scattered; results are as of ragged verbs."""
 
     def all_gather(self, group: Group, x: Tensor, counts: Sequence[int]) -> Tensor:
         """x [counts[me], ...] -> [sum(counts), ...]."""
@@ -83,7 +83,7 @@ class Longest:
 
 @dataclass(frozen=True)
 class Placed:
-    """SUM_LEN: rows lie at their offset in a zeroed buffer, and one all_reduce adds the members'."""
+    """SUM_LEN: rows lie at their offset in a zeroed buffer; one all_reduce adds the members'."""
 
     copy_rows: CopyRows
 

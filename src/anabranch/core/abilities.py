@@ -1,6 +1,6 @@
-"""What each provider's attention kernels can do, as data: read by `resolve`, which imports no torch.
+"""What each provider's attention kernels can do, as data that `core.checks` reads without torch.
 
-A test holds the kernels to it: what is listed runs and equals the reference, what is not is an error.
+A test holds the kernels to it: what is listed runs and equals the reference, the rest is an error.
 Owns no choice of provider; that is made per device by `ops.bind`.
 """
 

@@ -4,7 +4,7 @@ Estimates to plan with, in integers; what is really allocated is the worker's bu
 """
 
 from anabranch.core.arch import Arch
-from anabranch.core.checks import Machine, Refusal
+from anabranch.core.ask import Machine, Refusal
 from anabranch.core.config import EngineConfig
 
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

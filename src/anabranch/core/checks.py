@@ -1,101 +1,23 @@
 """Every check of a combination of settings, in one table: a `Refusal` with numbers, or none.
 
-What passes here must run and must give one process's answer; what cannot is refused here, before any
-process starts, and nowhere later. Owns codes, messages and the nearest layout that runs.
+What passes here must run and must give one process's answer; what cannot is refused here, before
+any process starts, and nowhere later. Owns codes and messages.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import product
-from math import log2
+from collections.abc import Callable
 
 from anabranch.core.abilities import WORD, lacking, partial_width
 from anabranch.core.arch import GQA, Arch, SharedKV
+from anabranch.core.ask import Ask, Machine, Numbers, Refusal
 from anabranch.core.config import EngineConfig
 from anabranch.layout.costs import SHIPPED
-
-Numbers = Mapping[str, int | str]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What `device.probe` found. memory: bytes this process tree may use; cores it may run on."""
-
-    device: str = "cpu"
-    memory: int = 8 << 30
-    cores: int = 1
-    bf16: bool = True
-    gpus: int = 0
-
-
-@dataclass(eq=False)  # raising writes the traceback into it: it cannot be frozen
-class Refusal(Exception):
-    """Why a combination cannot run: a stable code, the numbers, and what would work."""
-
-    code: str
-    message: str
-    numbers: Numbers = field(default_factory=dict)
-    nearest: str | None = None
-
-    def __str__(self) -> str:
-        hint = f" Nearest layout that runs: {self.nearest}." if self.nearest else ""
-        return f"{self.message}{hint} [{self.code}]"
-
-
-@dataclass(frozen=True)
-class Ask:
-    """A configuration with the sizes every check needs. P = R * C * A ranks, N = C * S stripes."""
-
-    config: EngineConfig
-    arch: Arch
-    machine: Machine = Machine()
-
-    @property
-    def A(self) -> int:  # noqa: N802 - the contract's letter
-        return self.config.tp // (self.config.attn_dp * self.config.attn_cp)
-
-    @property
-    def N(self) -> int:  # noqa: N802
-        c = self.config
-        if c.dcp is not None:
-            return c.dcp
-        return 1 if c.kv == "replicated" else c.attn_cp
-
-    @property
-    def S(self) -> int:  # noqa: N802
-        return self.N // self.config.attn_cp if self.N > 1 else 1
-
-    @property
-    def split_decode(self) -> bool:
-        return self.config.decode_attn != "replicated"
-
-    @property
-    def transport(self) -> str:
-        """Which table of costs applies, and what peers can do."""
-        if self.config.ranks == "threads":
-            return "threads"
-        if self.machine.device == "cuda":
-            return "nccl"
-        return "shm" if self.config.transport == "auto" else self.config.transport
-
-    @property
-    def dtype(self) -> str:
-        if self.config.dtype != "auto":
-            return self.config.dtype
-        native = self.machine.device == "cuda" or self.machine.bf16
-        return self.arch.dtype if native else "float32"
-
-    @property
-    def kv_dtype(self) -> str:
-        return self.dtype if self.config.kv_dtype == "auto" else self.config.kv_dtype
-
 
 Check = Callable[[Ask], tuple[str, Numbers] | None]
 CHECKS: dict[str, Check] = {}
 
 
 def check(code: str) -> Callable[[Check], Check]:
-    """Register a check under its code. Checks run in this file's order; the first that fails speaks."""
+    """Register a check under its code. Checks run in this file's order; the first speaks."""
 
     def register(function: Check) -> Check:
         assert code not in CHECKS, code
@@ -105,7 +27,7 @@ def check(code: str) -> Callable[[Check], Check]:
     return register
 
 
-# sizes and flags that contradict each other ---------------------------------------------------------
+# sizes and flags that contradict each other ------------------------------------------------------
 
 
 @check("size_not_positive")
@@ -175,13 +97,13 @@ def _kv_flags(a: Ask) -> tuple[str, Numbers] | None:
     return None
 
 
-# stripes ---------------------------------------------------------------------------------------------
+# stripes -----------------------------------------------------------------------------------------
 
 
 @check("stripes_cross_replicas")
 def _crossing(a: Ask) -> tuple[str, Numbers] | None:
     replica = a.config.attn_cp * a.A
-    if a.config.attn_dp > 1 and a.N > replica:
+    if a.config.attn_dp > 1 and replica < a.N:
         return (
             f"--dcp {a.N} stripes do not fit the {replica} ranks of a replica (--tp {a.config.tp} "
             f"over --attn-dp {a.config.attn_dp}): a stripe group cannot cross replicas, whose "
@@ -196,8 +118,8 @@ def _stripes(a: Ask) -> tuple[str, Numbers] | None:
     legal = legal_stripes(a.config.attn_cp, a.A)
     if a.N not in legal:
         return (
-            f"--dcp {a.N} is the number of KV stripes of a replica, --attn-cp times a divisor of its "
-            f"attention TP; with --attn-cp {a.config.attn_cp} and attention TP {a.A} it can be "
+            f"--dcp {a.N} is the number of KV stripes of a replica, --attn-cp times a divisor of "
+            f"its attention TP; with --attn-cp {a.config.attn_cp} and attention TP {a.A} it can be "
             f"{_listed(legal)}.",
             {"dcp": a.N, "attn_cp": a.config.attn_cp, "attn_tp": a.A},
         )
@@ -229,7 +151,7 @@ def _interleave(a: Ask) -> tuple[str, Numbers] | None:
     return None
 
 
-# decode forms and exchanges --------------------------------------------------------------------------
+# decode forms and exchanges ----------------------------------------------------------------------
 
 
 @check("decode_tp_needs_cp")
@@ -257,8 +179,8 @@ def _decode_replicated(a: Ask) -> tuple[str, Numbers] | None:
 def _decode_replicated_stripes(a: Ask) -> tuple[str, Numbers] | None:
     if not a.split_decode and a.S > 1:
         return (
-            f"--decode-attn replicated keeps stripes within the {a.config.attn_cp} context-parallel "
-            f"ranks: --dcp can be 1 or {a.config.attn_cp}, not {a.N}.",
+            f"--decode-attn replicated keeps stripes within the {a.config.attn_cp} "
+            f"context-parallel ranks: --dcp can be 1 or {a.config.attn_cp}, not {a.N}.",
             {"dcp": a.N, "attn_cp": a.config.attn_cp},
         )
     return None
@@ -269,7 +191,7 @@ def _exchange(a: Ask) -> tuple[str, Numbers] | None:
     name = a.config.dcp_exchange
     if name != "auto" and a.N == 1:
         return (
-            f"--dcp-exchange {name}: the KV is whole on every rank (--dcp 1), nothing is exchanged.",
+            f"--dcp-exchange {name}: the KV is whole on every rank (--dcp 1); nothing moves.",
             {"exchange": name, "dcp": 1},
         )
     return None
@@ -330,7 +252,7 @@ def _cp_choices(a: Ask) -> tuple[str, Numbers] | None:
     return None
 
 
-# the model's heads, experts and widths -----------------------------------------------------------------
+# the model's heads, experts and widths -----------------------------------------------------------
 
 
 @check("heads_not_divisible")
@@ -432,7 +354,7 @@ def _vocabulary(a: Ask) -> tuple[str, Numbers] | None:
     return None
 
 
-# dtypes, kernels and lengths -------------------------------------------------------------------------
+# dtypes, kernels and lengths ---------------------------------------------------------------------
 
 
 @check("kernel_lacks")
@@ -455,7 +377,7 @@ def _context(a: Ask) -> tuple[str, Numbers] | None:
     return None
 
 
-# looking for what fails, and for what would run ------------------------------------------------------
+# looking for what fails --------------------------------------------------
 
 
 def legal_stripes(cp: int, attn_tp: int) -> list[int]:
@@ -481,43 +403,3 @@ def refuse(config: EngineConfig, arch: Arch, machine: Machine | None = None) -> 
         if found is not None:
             return Refusal(code, *found)
     return None
-
-
-def nearest(config: EngineConfig, arch: Arch, machine: Machine) -> str | None:
-    """The layout flags closest to the asked ones that pass every check."""
-
-    def distance(other: EngineConfig) -> float:
-        pairs = (("tp", 4.0), ("attn_dp", 1.0), ("attn_cp", 1.0), ("dcp", 0.5), ("ep", 0.25))
-        total = 0.0
-        for name, weight in pairs:
-            mine, theirs = getattr(config, name) or 1, getattr(other, name) or 1
-            total += weight * abs(log2(max(mine, 1)) - log2(theirs))
-        return total
-
-    passing = [c for c in _around(config) if refuse(c, arch, machine) is None]
-    if not passing:
-        return None
-    best = min(passing, key=distance)
-    flags = f"--tp {best.tp} --attn-dp {best.attn_dp} --attn-cp {best.attn_cp} --dcp {best.dcp}"
-    return flags if best.ep == 1 else f"{flags} --ep {best.ep}"
-
-
-def _around(config: EngineConfig) -> Iterator[EngineConfig]:
-    """Layouts of up to the asked ranks, every choice within a layout left open."""
-    auto = {
-        name: "auto"
-        for name in ("dcp_exchange", "dcp_q", "kv_to_q", "cp_split", "moe_dispatch", "shared_experts")
-    }
-    sizes = [n for n in range(1, max(config.tp, 1) + 1) if n <= 16 or n == config.tp]
-    for tp in sizes:
-        divisors = [d for d in range(1, tp + 1) if tp % d == 0]
-        for dp, cp in product(divisors, divisors):
-            if tp % (dp * cp):
-                continue
-            plain = replace(
-                config, tp=tp, attn_dp=dp, attn_cp=cp, kv=None, decode_attn=None, dcp_interleave=1,
-                **auto,
-            )  # fmt: skip
-            for stripes in legal_stripes(cp, tp // (dp * cp)):
-                for ep in {1, config.ep} - {0}:
-                    yield replace(plain, dcp=stripes, ep=ep)

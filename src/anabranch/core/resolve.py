@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 
 from anabranch.core.abilities import partial_width, query_width
 from anabranch.core.arch import GQA, MLA, Arch
+from anabranch.core.ask import Ask, Machine, Refusal
 from anabranch.core.capacity import kv_budget, kv_pages, weight_elements
-from anabranch.core.checks import Ask, Machine, Refusal, legal_stripes, nearest, refuse
+from anabranch.core.checks import legal_stripes, refuse
 from anabranch.core.config import EngineConfig
+from anabranch.core.nearest import nearest
 from anabranch.layout import decide
 from anabranch.layout.choice import Layout
 from anabranch.layout.costs import SHIPPED, Costs
@@ -26,7 +28,7 @@ NOMINAL_ROWS = 8
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All choices made. Sizes in tokens; kv_pages per replica; kv_width elements per rank and layer."""
+    """All choices made. Sizes in tokens; kv_pages per replica; kv_width elements of a rank's row."""
 
     config: EngineConfig
     arch: Arch
@@ -47,7 +49,9 @@ class RunConfig:
     @property
     def kv_bytes_per_token(self) -> float:
         """Bytes of cached rows per token on each rank."""
-        return self.arch.layers * self.kv_width * itemsize(self.kv_dtype) / self.layout.stripes.count
+        return (
+            self.arch.layers * self.kv_width * itemsize(self.kv_dtype) / self.layout.stripes.count
+        )
 
 
 def itemsize(dtype: str) -> int:
@@ -103,8 +107,8 @@ def _sized(run: RunConfig, machine: Machine, notes: list[str]) -> RunConfig:
         raise Refusal(
             "kv_below_context",
             f"--max-model-len {length}: the KV memory of a replica holds {fits} tokens ({pages} "
-            f"pages of {run.page_size}), so no request could use it; ask for at most {fits}, or use "
-            "more stripes or more --kv-memory.",
+            f"pages of {run.page_size}), so no request could use it; ask for at most {fits}, "
+            "or use more stripes or more --kv-memory.",
             {"max_model_len": length, "kv_tokens": fits, "pages": pages},
         )
     if fits < length:
@@ -139,7 +143,7 @@ def _layout(a: Ask, page: int, costs: Costs) -> Layout:
 
 
 def _route(a: Ask, costs: Costs) -> str:
-    """The exchange of decode: of partial outputs, or of the lse alone where decode is replicated."""
+    """The exchange of decode: of partial outputs, or of the lse alone if decode is replicated."""
     if not a.split_decode:
         return "lse"
     heads = a.arch.heads // (a.A // a.S)

@@ -65,7 +65,7 @@ class Place:
 
     @property
     def query_heads(self) -> range:
-        """Query heads whose queries can be computed here: more than `heads` if --dcp-q replicate."""
+        """Query heads whose queries are computed here: more than `heads` if --dcp-q replicate."""
         if self.layout.dcp_q != "replicate":
             return self.heads
         mesh = self.layout.mesh

@@ -1,4 +1,4 @@
-"""What moving bytes costs: a small table per transport, shipped as data and rewritten by calibration.
+"""What moving bytes costs: a small table per transport, shipped as data, rewritten by calibration.
 
 Owns the lines (latency and rate) that automatic choices are made from, their file form and the fit
 from measurements. Knows neither models nor groups; who measures is given as a function.
@@ -6,7 +6,7 @@ from measurements. Knows neither models nor groups; who measures is given as a f
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 
@@ -84,10 +84,20 @@ def calibrate(transport: str, measure: Callable[[str, int], float]) -> Costs:
 
     Figures that no verb measures (memory, flops, ragged, shared) stay as shipped.
     """
-    known = SHIPPED[transport]
-    lines = {name: fit(lambda n, verb=name: measure(verb, n)) for name in VERBS}  # type: ignore[misc]
-    rest = {f.name: getattr(known, f.name) for f in fields(Costs) if f.name not in VERBS}
-    return Costs(**lines, **rest)
+
+    def line(verb: str) -> Line:
+        return fit(lambda nbytes: measure(verb, nbytes))
+
+    return replace(
+        SHIPPED[transport],
+        all_gather=line("all_gather"),
+        reduce_scatter=line("reduce_scatter"),
+        all_reduce=line("all_reduce"),
+        all_to_all=line("all_to_all"),
+        exchange=line("exchange"),
+        fused=line("fused"),
+        copy=line("copy"),
+    )
 
 
 def save(path: Path, tables: Mapping[str, Costs]) -> None:
@@ -112,8 +122,9 @@ def load(path: Path, transport: str) -> Costs:
         if transport not in found:
             return SHIPPED[transport]
         table = found[transport]
-        lines = {name: Line(**table.pop(name)) for name in VERBS}
-        return Costs(**lines, **table)
+        lines = {verb: Line(**table[verb]) for verb in VERBS}
+        rest = {f.name: table[f.name] for f in fields(Costs) if f.name not in VERBS}
+        return Costs(**lines, **rest)  # type: ignore[arg-type]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{path}: not a table of costs ({error}); delete it or calibrate again"

@@ -37,7 +37,7 @@ def row_form(verb: Verb, counts: Sequence[int], row_bytes: int, costs: Costs) ->
 def move_time(
     src: Rows, dst: Rows, mesh: Mesh, rows: Sequence[int], row_bytes: int, costs: Costs
 ) -> float:
-    """Microseconds of one move, where rows[r] rows of replica r are evenly spread over its ranks."""
+    """Microseconds of a move; rows[r] rows of replica r are evenly spread over its ranks."""
     time, shard = 0.0, src.shard
     for verb, along in plan_move(src, dst, mesh):
         if verb is Verb.SLICE:

@@ -6,7 +6,7 @@ from functools import cached_property
 Axes = frozenset[str]
 
 AXES = ("dp", "cp", "th", "ts")
-"""Outermost first. Attention TP is th x ts: th cuts KV heads, ts shares them and may stripe the KV."""
+"""Outermost first. Attention TP is th x ts: th cuts KV heads, ts shares them, may stripe the KV."""
 
 
 def axes(*names: str) -> Axes:

@@ -111,7 +111,7 @@ class Ownership:
         return tuple(h for r in self.group(rank) for h in self.decode_heads(r))
 
     def kv_range(self, rank: int) -> range:
-        """KV heads that `rank` stores: the slice of its th index (replicated if th exceeds them)."""
+        """KV heads that `rank` stores: its th index's slice (replicated if th exceeds them)."""
         th, size = self.mesh.coord(rank).th, self.mesh.th
         if self.kv_heads % size == 0:
             width = self.kv_heads // size

@@ -50,12 +50,12 @@ FFN_DISPATCH = (Rows(EVERY), Rows(EVERY))
 
 
 def prefill_form() -> Form:
-    """Query rows split over cp; KV comes to them (from cp peers, and from the stripes of the prefix)."""
+    """Query rows split over cp; KV comes to them, from cp peers and from the prefix's stripes."""
     return Form(Rows(DP_CP), Rows(DP_CP, TP), Heads.RESIDENT, Exchange.KV_TO_Q)
 
 
 def decode_form(mesh: Mesh, stripes: int, split: bool) -> Form:
-    """Decode rows, by `split` (heads cut over cp too, or replicated) and by the number of stripes."""
+    """Decode rows by `split` (heads cut over cp too, or replicated) and by the stripe count."""
     if split or mesh.cp == 1:
         exchange = Exchange.Q_TO_KV if stripes > 1 else Exchange.NONE
         return Form(Rows(DP), Rows(DP, REPLICA), Heads.OWNED, exchange)

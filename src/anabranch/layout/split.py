@@ -59,7 +59,7 @@ def cp_split(mesh: Mesh, rows_of_cp: Sequence[Sequence[int]]) -> RowSplit:
 
 
 def zigzag(count: int, cp: int, index: int) -> Index:
-    """Offsets (0-based within a chunk) of the rows of cp rank `index`: blocks index, 2*cp-1-index."""
+    """Offsets within a chunk of the rows of cp rank `index`: blocks index and 2*cp-1-index."""
     low = part(count, 2 * cp, index)
     high = part(count, 2 * cp, 2 * cp - 1 - index)
     return np.concatenate([np.arange(*low), np.arange(*high)])

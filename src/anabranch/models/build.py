@@ -161,8 +161,6 @@ class Builder:
         if name == "fused":
             assert stripes.accepts("merge_partials"), "resolve lets only such transports through"
             return FusedRoute(stripes)
-        if name == "fused":
-            return FusedRoute(stripes)
         return PackRoute(stripes, self.ops, flashinfer=name == "flashinfer")
 
     def forms(self) -> dict[Phase, Form]:

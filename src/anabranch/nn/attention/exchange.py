@@ -215,16 +215,6 @@ class FusedRoute:
 
 
 @dataclass(frozen=True)
-class FusedRoute:
-    """Partials where peers read them, and one merge: the transport's own verb, packing nothing."""
-
-    group: Group
-
-    def __call__(self, out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
-        return self.group.merge_partials(out, lse, sink)
-
-
-@dataclass(frozen=True)
 class GatherScatterRoute:
     """All-gather the lse, weigh the own partial, reduce-scatter over heads (ag_rs)."""
 

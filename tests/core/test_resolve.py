@@ -1,0 +1,178 @@
+"""Every refusal is reached, has its code and numbers, and names a nearest layout that passes."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from tests.layouts import gqa_arch, mla_arch
+
+from anabranch.core.arch import Arch, MoE, SharedKV
+from anabranch.core.ask import Machine, Refusal
+from anabranch.core.checks import CHECKS, refuse
+from anabranch.core.config import EngineConfig
+from anabranch.core.nearest import nearest
+from anabranch.core.resolve import resolve
+
+MLA24, GQA4 = mla_arch(), gqa_arch(kv_heads=4)
+DENSE = replace(GQA4, moe=None)
+SHARED = replace(
+    MLA24, attn=SharedKV(24, 16, 8, 40, o_groups=8, o_lora=16, scale=0.25, windows=(None, 64))
+)
+ODD = gqa_arch(kv_heads=4)
+ODD = replace(ODD, attn=replace(ODD.attn, head_dim=7))
+BIG = Machine(memory=1 << 33, cores=8)
+
+CASES: list[tuple[str, Mapping[str, object], Arch]] = [
+    ("size_not_positive", {"tp": 0}, MLA24),
+    ("size_not_positive", {"attn_cp": 0}, MLA24),
+    ("size_not_positive", {"dcp": 0}, MLA24),
+    ("size_not_positive", {"page_size": -1}, MLA24),
+    ("world_not_product", {"tp": 4, "attn_dp": 3}, MLA24),
+    ("world_not_product", {"tp": 2, "attn_dp": 2, "attn_cp": 2}, MLA24),
+    ("device_ranks", {"tp": 4}, MLA24),
+    ("transport_of_threads", {"tp": 2, "ranks": "threads", "transport": "gloo"}, MLA24),
+    ("unknown_debug_switch", {"debug": "poison,loud"}, MLA24),
+    ("kv_contradiction", {"tp": 2, "attn_cp": 2, "kv": "replicated", "dcp": 2}, MLA24),
+    ("kv_contradiction", {"tp": 2, "kv": "striped"}, MLA24),
+    ("stripes_cross_replicas", {"tp": 4, "attn_dp": 2, "dcp": 4}, MLA24),
+    ("stripes_not_legal", {"tp": 4, "attn_cp": 2, "dcp": 3}, MLA24),
+    ("stripes_not_legal", {"tp": 4, "dcp": 8}, MLA24),
+    ("stripes_gain_nothing", {"tp": 2, "dcp": 2}, GQA4),
+    ("interleave_without_stripes", {"tp": 2, "dcp_interleave": 2}, MLA24),
+    ("decode_tp_needs_cp", {"tp": 2, "decode_attn": "tp"}, MLA24),
+    ("decode_replicated_needs_cp", {"tp": 2, "decode_attn": "replicated"}, MLA24),
+    (
+        "decode_replicated_stripes",
+        {"tp": 4, "attn_cp": 2, "dcp": 4, "decode_attn": "replicated"},
+        MLA24,
+    ),
+    ("exchange_without_stripes", {"tp": 2, "dcp_exchange": "a2a"}, MLA24),
+    ("exchange_form", {"tp": 2, "attn_cp": 2, "dcp_exchange": "lse"}, MLA24),
+    (
+        "exchange_form",
+        {"tp": 2, "attn_cp": 2, "decode_attn": "replicated", "dcp_exchange": "a2a"},
+        MLA24,
+    ),
+    (
+        "exchange_transport",
+        {"tp": 2, "attn_cp": 2, "dcp_exchange": "fused", "transport": "gloo"},
+        MLA24,
+    ),
+    ("partial_not_words", {"tp": 2, "attn_cp": 2, "dtype": "bfloat16"}, ODD),
+    ("queries_form", {"tp": 2, "dcp_q": "replicate"}, MLA24),
+    (
+        "queries_form",
+        {"tp": 2, "attn_cp": 2, "decode_attn": "replicated", "dcp_q": "gather"},
+        MLA24,
+    ),
+    ("context_parallel_choices", {"tp": 2, "kv_to_q": "ring"}, MLA24),
+    ("context_parallel_choices", {"tp": 2, "cp_split": "zigzag"}, MLA24),
+    ("heads_not_divisible", {"tp": 5}, MLA24),
+    ("heads_not_divisible", {"tp": 16, "attn_cp": 16}, MLA24),
+    ("output_group_cut", {"tp": 12}, SHARED),
+    ("kv_heads_not_divisible", {"tp": 3}, GQA4),
+    ("ep_not_divisor", {"tp": 4, "ep": 3}, MLA24),
+    ("no_experts", {"tp": 2, "ep": 2}, DENSE),
+    ("no_experts", {"tp": 2, "moe_dispatch": "a2a"}, DENSE),
+    ("no_experts", {"tp": 2, "shared_experts": "sharded"}, DENSE),
+    ("ep_exceeds_experts", {"tp": 12, "ep": 12}, MLA24),
+    ("width_below_ranks", {"tp": 4}, replace(MLA24, moe=MoE(10, 2, width=3))),
+    ("vocabulary_below_ranks", {"tp": 8}, replace(MLA24, vocab=5)),
+    ("kernel_lacks", {"dtype": "bfloat16", "kv_dtype": "float32"}, MLA24),
+    ("kernel_lacks", {"ops": "cpp"}, MLA24),
+    ("context_too_long", {"max_model_len": 5000}, MLA24),
+    ("kv_below_context", {"max_model_len": 4096, "kv_pages": 3}, MLA24),
+    ("no_memory_for_kv", {"kv_memory": "1KiB"}, MLA24),
+]
+"""(code, flags, model). The cuda machine of two GPUs stands for device_ranks and for ops cpp."""
+
+RESOLVED = {"kv_below_context", "no_memory_for_kv"}
+"""Codes of refusals that need sizes, raised by resolve itself."""
+
+
+def machine_of(code: str, flags: Mapping[str, object]) -> Machine:
+    gpu = code == "device_ranks" or (code == "kernel_lacks" and flags.get("ops") == "cpp")
+    return Machine(device="cuda", gpus=2) if gpu else BIG
+
+
+@pytest.mark.parametrize(
+    ("code", "flags", "arch"), CASES, ids=lambda v: v if type(v) is str else ""
+)
+def test_refusal(code: str, flags: Mapping[str, object], arch: Arch) -> None:
+    machine, config = machine_of(code, flags), EngineConfig(**flags)  # type: ignore[arg-type]
+    with pytest.raises(Refusal) as caught:
+        resolve(config, arch, machine)
+    refusal = caught.value
+    assert refusal.code == code, refusal
+    assert len(refusal.message) > 20 and f"[{code}]" in str(refusal)
+    if code not in RESOLVED:
+        found = refuse(config, arch, machine)
+        assert found is not None and found.code == code
+    if refusal.nearest is not None:
+        words = shlex.split(refusal.nearest)
+        pairs = zip(words[::2], words[1::2], strict=True)
+        near = {flag[2:].replace("-", "_"): int(value) for flag, value in pairs}
+        plain = EngineConfig(**near)  # type: ignore[arg-type]
+        assert refuse(plain, arch, machine) is None, refusal.nearest
+
+
+def test_every_code_is_reached() -> None:
+    assert {code for code, _, _ in CASES} == set(CHECKS) | RESOLVED
+
+
+def test_refusals_of_layouts_carry_numbers_that_the_message_shows() -> None:
+    for code, flags, arch in CASES:
+        found = refuse(EngineConfig(**flags), arch, machine_of(code, flags))  # type: ignore[arg-type]
+        if found is not None and code not in ("unknown_debug_switch", "no_experts"):
+            assert found.numbers, code
+            shown = [n for n in found.numbers.values() if str(n) in found.message]
+            assert shown, (code, found.message)
+
+
+def test_nearest_keeps_the_ranks_where_it_can() -> None:
+    assert nearest(EngineConfig(tp=4, attn_dp=2, dcp=4), MLA24, BIG) == (
+        "--tp 4 --attn-dp 2 --attn-cp 1 --dcp 2"
+    )
+    assert nearest(EngineConfig(tp=5), MLA24, BIG) == "--tp 4 --attn-dp 1 --attn-cp 1 --dcp 1"
+    six = mla_arch(heads=6)
+    refusal = refuse(EngineConfig(tp=4), six)
+    assert refusal is not None and refusal.code == "heads_not_divisible"
+    near = nearest(EngineConfig(tp=4), six, BIG)
+    assert near is not None and near.startswith("--tp 4 "), "another split of the same ranks"
+
+
+def test_everything_left_open_is_chosen() -> None:
+    run = resolve(EngineConfig(tp=4, attn_cp=2, dtype="float32"), MLA24, BIG)
+    layout = run.layout
+    assert layout.stripes.count == 2 and layout.split_decode
+    assert layout.dcp_exchange == "fused" and layout.kv_to_q == "gather"
+    assert layout.row_moves == "auto" and layout.residual == "auto"
+    for name in ("dcp_q", "cp_split", "moe_dispatch", "lm_head", "embedding", "shared_experts"):
+        assert getattr(layout, name) != "auto"
+    gloo = resolve(
+        EngineConfig(tp=4, attn_cp=2, transport="gloo", dtype="float32"), MLA24, BIG
+    ).layout
+    assert gloo.dcp_exchange in ("a2a", "ag_rs")
+    small = resolve(
+        EngineConfig(tp=4, attn_cp=4, prefill_chunk=512, workspace_tokens=1024), MLA24, BIG
+    ).layout
+    assert small.kv_to_q == "ring"
+    replicated = resolve(EngineConfig(tp=2, attn_cp=2, decode_attn="replicated"), MLA24, BIG)
+    assert replicated.layout.dcp_exchange == "lse"
+
+
+def test_pages_are_rounded_to_stripes_and_said() -> None:
+    run = resolve(EngineConfig(tp=6, attn_cp=3, page_size=64), MLA24, BIG)
+    assert run.page_size == 66 and "page size 64 -> 66" in " ".join(run.notes)
+
+
+def test_a_context_that_memory_does_not_hold_shrinks_only_if_nobody_asked() -> None:
+    run = resolve(EngineConfig(kv_pages=3), MLA24, BIG)
+    assert run.max_model_len == 192 and "context length 4096 -> 192" in " ".join(run.notes)
+
+
+def test_striping_divides_kv_bytes() -> None:
+    whole = resolve(EngineConfig(tp=4, attn_cp=2, dcp=1), MLA24, BIG)
+    striped = resolve(EngineConfig(tp=4, attn_cp=2, dcp=4), MLA24, BIG)
+    assert whole.kv_bytes_per_token == 4 * striped.kv_bytes_per_token
