@@ -26,10 +26,16 @@ _TIMEOUT = httpx.Timeout(3600.0, connect=10.0)
 
 
 def make_service(config: EngineConfig, options: ServeOptions) -> Service:
-    """The front of the model that `config` names; nothing is started yet."""
+    """The front of the model that `config` names; nothing is started yet.
+
+    Under torchrun only rank 0 has a front: the other ranks serve it here, and end.
+    """
     from anabranch.engine.client import EngineClient
+    from anabranch.engine.remote import serve_if_rank
     from anabranch.weights.locate import locate
 
+    if serve_if_rank(config):
+        raise SystemExit(0)
     path = locate(config.model)
     names = options.names(config.model or DEMO_NAME)
 
