@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anabranch.core.plan import Chunks, Join, Phase, ReplicaPlan, ReplicaResult, TokenLogprobs
+from anabranch.core.request import SamplingParams
 from anabranch.worker.seats import Seats
 
 
@@ -115,28 +116,48 @@ def _uniform(seeds: list[int], positions: list[int]) -> NDArray[np.float64]:
 
 
 def _sample(logits: Tensor, joins: list[Join], uniform: Tensor) -> Tensor:
-    """logits [n, V], uniform [n] -> ids [n] by inverting the cumulative distribution."""
+    """logits [n, V], uniform [n] -> ids [n] by inverting the cumulative distribution.
+
+    Rows are taken together only with rows that are cut alike (unfiltered, or to the same top_k), so
+    that a row's token does not depend on what shares its batch.
+    """
+    vocab = logits.shape[1]
+    cuts: dict[int, list[int]] = {}
+    for i, join in enumerate(joins):
+        cuts.setdefault(_cut(join.sampling, vocab), []).append(i)
+    if len(cuts) == 1:
+        return _invert(logits, joins, uniform, *cuts)
+    tokens = logits.new_zeros(len(joins), dtype=torch.int64)
+    for kept, rows in cuts.items():
+        tokens[rows] = _invert(logits[rows], [joins[i] for i in rows], uniform[rows], kept)
+    return tokens
+
+
+def _cut(params: SamplingParams, vocab: int) -> int:
+    """How many ids of a row are sorted: 0 for none, where no filter is set."""
+    if params.top_k <= 0 and params.top_p >= 1 and params.min_p <= 0:
+        return 0
+    return min(params.top_k, vocab) if params.top_k > 0 else vocab
+
+
+def _invert(logits: Tensor, joins: list[Join], uniform: Tensor, kept: int) -> Tensor:
+    """`_sample` of rows whose `kept` likeliest ids are left by top_k; 0: no filter at all."""
 
     def column(name: str, dtype: torch.dtype) -> Tensor:
         values = [getattr(join.sampling, name) for join in joins]
         return torch.tensor(values, dtype=dtype, device=logits.device).unsqueeze(1)
 
     scaled = logits / column("temperature", torch.float32)
-    top_k, top_p = column("top_k", torch.int64), column("top_p", torch.float64)
-    min_p = column("min_p", torch.float64)
-    vocab = logits.shape[1]
     ids: Tensor | None = None
-    if bool((top_k > 0).any() | (top_p < 1).any() | (min_p > 0).any()):
-        limit = torch.where((top_k <= 0) | (top_k > vocab), vocab, top_k)
-        most = int(limit.max())
-        scaled, ids = scaled.topk(most, dim=-1) if most < vocab else scaled.sort(-1, True)
-        scaled = scaled.masked_fill(torch.arange(most, device=logits.device) >= limit, -torch.inf)
-        probs = scaled.double().softmax(-1)
-        dropped = (probs.cumsum(-1) - probs >= top_p) | (probs < min_p * probs[:, :1])
+    if kept:
+        whole = kept == scaled.shape[1]
+        scaled, ids = scaled.sort(stable=True, descending=True) if whole else scaled.topk(kept)
+    probs = scaled.double().softmax(-1)
+    if kept:
+        dropped = probs.cumsum(-1) - probs >= column("top_p", torch.float64)
+        dropped |= probs < column("min_p", torch.float64) * probs[:, :1]
         dropped[:, 0] = False
         probs = probs.masked_fill(dropped, 0.0)
-    else:
-        probs = scaled.double().softmax(-1)
     total = probs.cumsum(-1)
     target = uniform.to(total.device).unsqueeze(1) * total[:, -1:]
     index = torch.searchsorted(total, target, right=True).clamp_(max=probs.shape[1] - 1)
