@@ -21,8 +21,8 @@ struct Stretch {  // entries [begin, end) of a row; one of `siblings` in whose o
 struct PagedJob {
   const PagedArgs& args;
   const Stretch* stretches;
-  float* room;  // per worker
-  float* parts;  // per stretch, of rows with siblings: acc, peak, total of every head
+  float* room;     // per worker
+  float* parts;    // per stretch, of rows with siblings: acc, peak, total of every head
   int* remaining;  // per row
   int64_t room_floats, part_floats;
 };
@@ -44,15 +44,17 @@ int entries_at(const PagedArgs& a, const Stretch& s, int64_t at, const T** entry
 template <class T>
 void attend_stretch(const PagedArgs& a, const Stretch& s, Flash& f) {
   const T* q = (const T*)a.q + s.row * a.q_stride[0];
-  for (int64_t i = 0; i < a.heads; ++i)
-    take_query(f, i, q + a.groups.order[i] * a.q_stride[1]);
+  for (int64_t i = 0; i < a.heads; ++i) take_query(f, i, q + a.groups.order[i] * a.q_stride[1]);
   f.clear();
   const T *entry[E], *next[E];
   int n = entries_at<T>(a, s, s.begin, entry);
   for (int64_t at = s.begin; n; at += E) {
     const int n_next = entries_at<T>(a, s, at + E, next);
-    Ahead ahead{{}, a.value_base * (int64_t)sizeof(T), a.key_width * (int64_t)sizeof(T),
-                a.value_base ? a.value_width * (int64_t)sizeof(T) : 0, n_next};
+    Ahead ahead{{},
+                a.value_base * (int64_t)sizeof(T),
+                a.key_width * (int64_t)sizeof(T),
+                a.value_base ? a.value_width * (int64_t)sizeof(T) : 0,
+                n_next};
     for (int g = 0; g < a.groups.kv_heads; ++g) {
       const int first = a.groups.begin[g], count = a.groups.begin[g + 1] - first;
       if (!count) continue;
@@ -146,9 +148,15 @@ void attend_paged(const PagedArgs& a) {
   cut(a, threads, stretches, job.remaining);
   job.stretches = stretches;
   switch (a.type) {
-    case Type::f32: run_tasks(threads, count, paged_task<float>, &job); break;
-    case Type::bf16: run_tasks(threads, count, paged_task<Bf16>, &job); break;
-    case Type::f16: run_tasks(threads, count, paged_task<Half>, &job); break;
+    case Type::f32:
+      run_tasks(threads, count, paged_task<float>, &job);
+      break;
+    case Type::bf16:
+      run_tasks(threads, count, paged_task<Bf16>, &job);
+      break;
+    case Type::f16:
+      run_tasks(threads, count, paged_task<Half>, &job);
+      break;
   }
   free(stretches);
   free(job.remaining);
@@ -164,8 +172,8 @@ struct RowsJob {
   const RowsArgs& args;
   int64_t rows_per_task, row_blocks, room_floats;
   const int64_t *low, *high;  // per block of keys: the least and the greatest position
-  float* room;  // per worker
-  uint8_t* seen;  // per worker, [rows_per_task, E]
+  float* room;                // per worker
+  uint8_t* seen;              // per worker, [rows_per_task, E]
 };
 
 // The keys of block `block` that some row of [from, to) sees, as indices; `seen` is filled unless every
@@ -256,9 +264,15 @@ void attend_rows(const RowsArgs& a) {
   job.seen = (uint8_t*)malloc(a.threads * job.rows_per_task * E);
   const int64_t count = job.row_blocks * a.groups.kv_heads;
   switch (a.type) {
-    case Type::f32: run_tasks(a.threads, count, rows_task<float>, &job); break;
-    case Type::bf16: run_tasks(a.threads, count, rows_task<Bf16>, &job); break;
-    case Type::f16: run_tasks(a.threads, count, rows_task<Half>, &job); break;
+    case Type::f32:
+      run_tasks(a.threads, count, rows_task<float>, &job);
+      break;
+    case Type::bf16:
+      run_tasks(a.threads, count, rows_task<Bf16>, &job);
+      break;
+    case Type::f16:
+      run_tasks(a.threads, count, rows_task<Half>, &job);
+      break;
   }
   free(bounds);
   free(job.room);

@@ -16,7 +16,7 @@ namespace nb = nanobind;
 namespace anabranch {
 namespace {
 
-constexpr int64_t kWord = 4;                // bytes: an fp32 lse must be addressable behind a row
+constexpr int64_t kWord = 4;               // bytes: an fp32 lse must be addressable behind a row
 constexpr int64_t kQuickBytes = 64 << 10;  // below this, letting other threads run costs more than the work
 
 // Lets other Python threads run while a kernel works, when the work is long enough to matter.
@@ -58,7 +58,8 @@ struct Groups {
   std::vector<int> order, begin;
 
   Groups(const Tensor& map, int64_t heads, int64_t kv_heads) : order(heads), begin(kv_heads + 1) {
-    map.need(map.ndim == 1 && map.size(0) == heads && map.is(kInt, 32), "it must be int32, one per query head");
+    map.need(map.ndim == 1 && map.size(0) == heads && map.is(kInt, 32),
+             "it must be int32, one per query head");
     const int32_t* kv = map.as<const int32_t>();
     for (int64_t h = 0; h < heads; ++h) {
       const int32_t g = kv[h * map.stride(0)];
@@ -84,7 +85,8 @@ class Provider {
   Provider(const std::string& isa, int threads, nb::handle tensor_type)
       : kernels_(find(isa)), threads_(threads < 1 ? 1 : threads), reader_(tensor_type) {}
 
-  void copy_rows(nb::handle dst_, nb::handle src_, nb::handle offset_, nb::handle count_, nb::str direction) const;
+  void copy_rows(nb::handle dst_, nb::handle src_, nb::handle offset_, nb::handle count_,
+                 nb::str direction) const;
   void sum_members(nb::handle parts_, nb::handle out_) const;
   void pack_partials(nb::handle out_, nb::handle lse_, nb::handle dst_out_, nb::handle dst_lse_) const;
   void merge_partials(nb::handle partials_, nb::handle lse_, bool base2, nb::handle sink_, nb::handle out_,
@@ -205,9 +207,11 @@ void Provider::sum_members(nb::handle parts_, nb::handle out_) const {
 
 // ---- partials
 
-void Provider::pack_partials(nb::handle out_, nb::handle lse_, nb::handle dst_out_, nb::handle dst_lse_) const {
+void Provider::pack_partials(nb::handle out_, nb::handle lse_, nb::handle dst_out_,
+                             nb::handle dst_lse_) const {
   const char* op = "pack_partials";
-  const Tensor out = reader_.read(out_, op, "out").need_dims(3), lse = reader_.read(lse_, op, "lse").need_dims(2);
+  const Tensor out = reader_.read(out_, op, "out").need_dims(3),
+               lse = reader_.read(lse_, op, "lse").need_dims(2);
   const Tensor dst_out = reader_.read(dst_out_, op, "dst_out").need_dims(4);
   const Tensor dst_lse = reader_.read(dst_lse_, op, "dst_lse").need_dims(3);
   lse.need(lse.f32(), "it must be float32");
@@ -225,12 +229,13 @@ void Provider::pack_partials(nb::handle out_, nb::handle lse_, nb::handle dst_ou
   if (rows > dst_out.size(1))
     refuse(op, text(rows) + " rows do not fit a buffer of " + text(dst_out.size(1)));
   const int64_t heads = group / members;
-  bool match = lse.size(0) == rows && lse.size(1) == group && dst_out.size(2) == heads && dst_out.size(3) == width;
+  bool match =
+      lse.size(0) == rows && lse.size(1) == group && dst_out.size(2) == heads && dst_out.size(3) == width;
   for (int i = 0; i < 3; ++i) match = match && dst_lse.size(i) == dst_out.size(i);
   if (!match)
-    refuse(op, out.described() + ", " + lse.described() + ", " + dst_out.described() + ", " + dst_lse.described() +
-                   "; dst_out must be [" + text(members) + ", >=" + text(rows) + ", " + text(heads) + ", " +
-                   text(width) + "], dst_lse the same less the last dim");
+    refuse(op, out.described() + ", " + lse.described() + ", " + dst_out.described() + ", " +
+                   dst_lse.described() + "; dst_out must be [" + text(members) + ", >=" + text(rows) + ", " +
+                   text(heads) + ", " + text(width) + "], dst_lse the same less the last dim");
   PackArgs a;
   a.out = out.bytes();
   a.lse = lse.as<const float>();
@@ -248,8 +253,8 @@ void Provider::pack_partials(nb::handle out_, nb::handle lse_, nb::handle dst_ou
   kernels_->pack_partials(a);
 }
 
-void Provider::merge_partials(nb::handle partials_, nb::handle lse_, bool base2, nb::handle sink_, nb::handle out_,
-                              nb::handle lse_out_) const {
+void Provider::merge_partials(nb::handle partials_, nb::handle lse_, bool base2, nb::handle sink_,
+                              nb::handle out_, nb::handle lse_out_) const {
   const char* op = "merge_partials";
   const Tensor partials = reader_.read(partials_, op, "partials").need_dims(4);
   const Tensor lse = reader_.read(lse_, op, "lse").need_dims(3);
@@ -266,7 +271,8 @@ void Provider::merge_partials(nb::handle partials_, nb::handle lse_, bool base2,
   for (int i = 0; i < 3; ++i) {
     lse.need(lse.size(i) == partials.size(i), "it must be the partials' shape less the last dim");
     out.need(out.size(i) == partials.size(i + 1), "it must be the partials' shape less the first dim");
-    lse_out.need(i == 2 || lse_out.size(i) == lse.size(i + 1), "it must be the lse's shape less the first dim");
+    lse_out.need(i == 2 || lse_out.size(i) == lse.size(i + 1),
+                 "it must be the lse's shape less the first dim");
     a.partials_bytes[i] = partials.stride_bytes(i);
     a.lse_stride[i] = lse.stride(i);
   }
@@ -292,13 +298,15 @@ void Provider::merge_partials(nb::handle partials_, nb::handle lse_, bool base2,
 
 const float* Provider::sink(nb::handle object, const char* op, int64_t heads) const {
   const Tensor t = reader_.read(object, op, "sink");
-  t.need(t.ndim == 1 && t.f32() && t.size(0) == heads && t.dense(0), "it must be dense float32, one per head");
+  t.need(t.ndim == 1 && t.f32() && t.size(0) == heads && t.dense(0),
+         "it must be dense float32, one per head");
   return t.as<const float>();
 }
 
-PagedArgs Provider::paged(const char* op, nb::handle q_, nb::handle pool_, nb::handle table_, nb::handle lens_,
-                          int64_t page_slots, nb::handle start_, nb::handle sink_) const {
-  const Tensor q = reader_.read(q_, op, "q").need_dims(3), pool = reader_.read(pool_, op, "pool").need_dims(2);
+PagedArgs Provider::paged(const char* op, nb::handle q_, nb::handle pool_, nb::handle table_,
+                          nb::handle lens_, int64_t page_slots, nb::handle start_, nb::handle sink_) const {
+  const Tensor q = reader_.read(q_, op, "q").need_dims(3),
+               pool = reader_.read(pool_, op, "pool").need_dims(2);
   const Tensor table = reader_.read(table_, op, "page_table").need_dims(2);
   const Tensor lens = reader_.read(lens_, op, "lens").need_dims(1);
   PagedArgs a;
@@ -308,13 +316,16 @@ PagedArgs Provider::paged(const char* op, nb::handle q_, nb::handle pool_, nb::h
   pool.need(pool.same_dtype(q), "it must be of q's dtype");
   a.rows = q.size(0);
   a.heads = q.size(1);
-  table.need(table.size(0) == a.rows && table.is(kInt, 32) && table.dense(1), "it must be int32, a dense row per row of q");
-  lens.need(lens.size(0) == a.rows && lens.is(kInt, 32) && lens.dense(0), "it must be dense int32, one per row of q");
+  table.need(table.size(0) == a.rows && table.is(kInt, 32) && table.dense(1),
+             "it must be int32, a dense row per row of q");
+  lens.need(lens.size(0) == a.rows && lens.is(kInt, 32) && lens.dense(0),
+            "it must be dense int32, one per row of q");
   a.lens = lens.as<const int32_t>();
   a.start = nullptr;
   if (!start_.is_none()) {
     const Tensor start = reader_.read(start_, op, "start").need_dims(1);
-    start.need(start.size(0) == a.rows && start.is(kInt, 32) && start.dense(0), "it must be dense int32, one per row of q");
+    start.need(start.size(0) == a.rows && start.is(kInt, 32) && start.dense(0),
+               "it must be dense int32, one per row of q");
     a.start = start.as<const int32_t>();
   }
   if (page_slots < 1) refuse(op, "page_slots " + text(page_slots) + "; at least 1 is needed");
@@ -405,7 +416,8 @@ void Provider::attend_rows(nb::handle q_, nb::handle k_, nb::handle v_, nb::hand
   const Tensor v = reader_.read(v_, op, "v").need_dims(3);
   RowsArgs a;
   a.type = float_type(q);
-  if (!k.same_dtype(q) || !v.same_dtype(q) || q.size(2) != k.size(2) || k.size(0) != v.size(0) || k.size(1) != v.size(1))
+  if (!k.same_dtype(q) || !v.same_dtype(q) || q.size(2) != k.size(2) || k.size(0) != v.size(0) ||
+      k.size(1) != v.size(1))
     refuse(op, q.described() + ", " + k.described() + ", " + v.described() +
                    "; they must be [T, H, Dq], [S, kv_heads, Dq], [S, kv_heads, Dv] of one dtype");
   for (const Tensor* t : {&q, &k, &v}) t->need(t->dense(2), "its last dim must have stride 1");
@@ -447,19 +459,19 @@ NB_MODULE(_cpu, m) {
   });
   nb::class_<Provider>(m, "Provider")
       .def(nb::init<const std::string&, int, nb::handle>())
-      .def("copy_rows", &Provider::copy_rows, nb::arg("dst"), nb::arg("src"), nb::arg("offset"), nb::arg("count"),
-           nb::arg("direction"))
+      .def("copy_rows", &Provider::copy_rows, nb::arg("dst"), nb::arg("src"), nb::arg("offset"),
+           nb::arg("count"), nb::arg("direction"))
       .def("sum_members", &Provider::sum_members)
       .def("pack_partials", &Provider::pack_partials, nb::arg("out"), nb::arg("lse"), nb::arg("dst_out"),
            nb::arg("dst_lse"))
       .def("merge_partials", &Provider::merge_partials, nb::arg("partials"), nb::arg("lse"), nb::arg("base2"),
            nb::arg("sink").none(), nb::arg("out"), nb::arg("lse_out"))
-      .def("attend_paged_gqa", &Provider::attend_paged_gqa, nb::arg("q"), nb::arg("pool"), nb::arg("page_table"),
-           nb::arg("lens"), nb::arg("page_slots"), nb::arg("kv_map"), nb::arg("scale"), nb::arg("start").none(),
-           nb::arg("sink").none(), nb::arg("out"), nb::arg("lse"))
-      .def("attend_paged_mla", &Provider::attend_paged_mla, nb::arg("q"), nb::arg("pool"), nb::arg("page_table"),
-           nb::arg("lens"), nb::arg("page_slots"), nb::arg("value_width"), nb::arg("scale"),
+      .def("attend_paged_gqa", &Provider::attend_paged_gqa, nb::arg("q"), nb::arg("pool"),
+           nb::arg("page_table"), nb::arg("lens"), nb::arg("page_slots"), nb::arg("kv_map"), nb::arg("scale"),
            nb::arg("start").none(), nb::arg("sink").none(), nb::arg("out"), nb::arg("lse"))
+      .def("attend_paged_mla", &Provider::attend_paged_mla, nb::arg("q"), nb::arg("pool"),
+           nb::arg("page_table"), nb::arg("lens"), nb::arg("page_slots"), nb::arg("value_width"),
+           nb::arg("scale"), nb::arg("start").none(), nb::arg("sink").none(), nb::arg("out"), nb::arg("lse"))
       .def("attend_rows", &Provider::attend_rows, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("q_pos"),
            nb::arg("k_pos"), nb::arg("kv_map"), nb::arg("scale"), nb::arg("window"), nb::arg("sink").none(),
            nb::arg("out"), nb::arg("lse"));

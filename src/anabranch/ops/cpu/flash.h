@@ -56,12 +56,12 @@ struct Dot<Bf16> {
 struct Flash {
   int64_t vectors, key_width, value_width;
   float scale;
-  float* q;  // [vectors] of Dot<T>::Query in whole registers, zeros behind the key width
-  float* acc;  // [vectors, padded(value_width)], not yet divided by total
-  float* peak;  // [vectors] the largest score so far
-  float* total;  // [vectors] sum of exp(score - peak)
+  float* q;       // [vectors] of Dot<T>::Query in whole registers, zeros behind the key width
+  float* acc;     // [vectors, padded(value_width)], not yet divided by total
+  float* peak;    // [vectors] the largest score so far
+  float* total;   // [vectors] sum of exp(score - peak)
   float* scores;  // [vectors, E]
-  float* keys;  // [E, padded(key_width)]
+  float* keys;    // [E, padded(key_width)]
   float* values;  // [E, padded(value_width)]
 
   static int64_t floats(int64_t vectors, int64_t key_width, int64_t value_width) {
@@ -96,7 +96,9 @@ void widen(const T* from, int64_t width, float factor, float* to) {
 }
 
 template <class T>
-int64_t query_step(const Flash& f) { return padded(f.key_width, Dot<T>::kElements); }
+int64_t query_step(const Flash& f) {
+  return padded(f.key_width, Dot<T>::kElements);
+}
 
 template <class T>
 typename Dot<T>::Query* query_at(const Flash& f, int64_t i) {
@@ -120,40 +122,40 @@ ANABRANCH_INLINE void score_tile(const typename Dot<T>::Query* q, int64_t q_step
                                  int64_t width, float* scores) {
   using D = Dot<T>;
   vf acc[H][K];
-  ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
-    ANABRANCH_UNROLL for (int e = 0; e < K; ++e) acc[h][e] = vf{};
+  ANABRANCH_EACH (h, H)
+    ANABRANCH_EACH (e, K) acc[h][e] = vf{};
   int64_t i = 0;
   for (; i + D::kElements <= width; i += D::kElements) {
     typename D::Register x[H];
-    ANABRANCH_UNROLL for (int h = 0; h < H; ++h) {
+    ANABRANCH_EACH (h, H) {
       x[h] = D::query(q + h * q_step + i);
       ANABRANCH_KEEP(x[h]);
     }
-    ANABRANCH_UNROLL for (int e = 0; e < K; ++e) {
+    ANABRANCH_EACH (e, K) {
       const typename D::Register y = D::key(k[e] + i);
-      ANABRANCH_UNROLL for (int h = 0; h < H; ++h) acc[h][e] = D::add(acc[h][e], x[h], y);
+      ANABRANCH_EACH (h, H) acc[h][e] = D::add(acc[h][e], x[h], y);
     }
   }
   if (i < width) {
-    ANABRANCH_UNROLL for (int e = 0; e < K; ++e) {
+    ANABRANCH_EACH (e, K) {
       const typename D::Register y = D::key_part(k[e] + i, (int)(width - i));
-      ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
-        acc[h][e] = D::add(acc[h][e], D::query(q + h * q_step + i), y);
+      ANABRANCH_EACH (h, H) acc[h][e] = D::add(acc[h][e], D::query(q + h * q_step + i), y);
     }
   }
   if constexpr (K % 4 == 0) {
-    ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
-      ANABRANCH_UNROLL for (int e = 0; e < K; e += 4)
-        sum_lanes_of_4(acc[h][e], acc[h][e + 1], acc[h][e + 2], acc[h][e + 3], scores + h * E + e);
+    ANABRANCH_EACH (h, H)
+      ANABRANCH_EACH (i, K / 4)
+        sum_lanes_of_4(acc[h][4 * i], acc[h][4 * i + 1], acc[h][4 * i + 2], acc[h][4 * i + 3],
+                       scores + h * E + 4 * i);
   } else if constexpr (H == 4) {
-    ANABRANCH_UNROLL for (int e = 0; e < K; ++e) {
+    ANABRANCH_EACH (e, K) {
       float sums[4];
       sum_lanes_of_4(acc[0][e], acc[1][e], acc[2][e], acc[3][e], sums);
-      ANABRANCH_UNROLL for (int h = 0; h < H; ++h) scores[h * E + e] = sums[h];
+      ANABRANCH_EACH (h, H) scores[h * E + e] = sums[h];
     }
   } else {
-    ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
-      ANABRANCH_UNROLL for (int e = 0; e < K; ++e) scores[h * E + e] = sum_lanes(acc[h][e]);
+    ANABRANCH_EACH (h, H)
+      ANABRANCH_EACH (e, K) scores[h * E + e] = sum_lanes(acc[h][e]);
   }
 }
 
@@ -189,21 +191,21 @@ template <int H, int V, bool kTail, class T>
 ANABRANCH_INLINE void value_tile(const float* weight, const T* const* v, int n, int64_t at, int left,
                                  float* acc, int64_t acc_step) {
   vf sum[H][V];
-  ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
-    ANABRANCH_UNROLL for (int j = 0; j < V; ++j) sum[h][j] = load(acc + h * acc_step + at + j * W);
+  ANABRANCH_EACH (h, H)
+    ANABRANCH_EACH (j, V) sum[h][j] = load(acc + h * acc_step + at + j * W);
   for (int e = 0; e < n; ++e) {
     vf w[H];
-    ANABRANCH_UNROLL for (int h = 0; h < H; ++h) {
+    ANABRANCH_EACH (h, H) {
       w[h] = broadcast(weight[h * E + e]);
       ANABRANCH_KEEP(w[h]);
     }
-    ANABRANCH_UNROLL for (int j = 0; j < V; ++j) {
+    ANABRANCH_EACH (j, V) {
       const vf x = kTail ? load_part(v[e] + at, left) : load(v[e] + at + j * W);
-      ANABRANCH_UNROLL for (int h = 0; h < H; ++h) sum[h][j] += w[h] * x;
+      ANABRANCH_EACH (h, H) sum[h][j] += w[h] * x;
     }
   }
-  ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
-    ANABRANCH_UNROLL for (int j = 0; j < V; ++j) store(acc + h * acc_step + at + j * W, sum[h][j]);
+  ANABRANCH_EACH (h, H)
+    ANABRANCH_EACH (j, V) store(acc + h * acc_step + at + j * W, sum[h][j]);
 }
 
 template <int H, class T>
@@ -235,25 +237,26 @@ template <int H, int V>
 ANABRANCH_INLINE void pair_tile(const float* weight, const uint32_t* pairs, int n, int64_t step, int64_t at,
                                 float* acc, int64_t acc_step) {
   vf sum[H][V];
-  ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
-    ANABRANCH_UNROLL for (int j = 0; j < V; ++j) sum[h][j] = load(acc + h * acc_step + at + j * W);
+  ANABRANCH_EACH (h, H)
+    ANABRANCH_EACH (j, V) sum[h][j] = load(acc + h * acc_step + at + j * W);
   for (int e = 0; 2 * e < n; ++e) {
     __m512i w[H];
-    ANABRANCH_UNROLL for (int h = 0; h < H; ++h) w[h] = _mm512_set1_epi32(((const int*)(weight + h * E))[e]);
-    ANABRANCH_UNROLL for (int j = 0; j < V; ++j) {
+    ANABRANCH_EACH (h, H) w[h] = _mm512_set1_epi32(((const int*)(weight + h * E))[e]);
+    ANABRANCH_EACH (j, V) {
       const __m512i x = _mm512_loadu_si512(pairs + e * step + at + j * W);
-      ANABRANCH_UNROLL for (int h = 0; h < H; ++h) sum[h][j] = Dot<Bf16>::add(sum[h][j], w[h], x);
+      ANABRANCH_EACH (h, H) sum[h][j] = Dot<Bf16>::add(sum[h][j], w[h], x);
     }
   }
-  ANABRANCH_UNROLL for (int h = 0; h < H; ++h)
-    ANABRANCH_UNROLL for (int j = 0; j < V; ++j) store(acc + h * acc_step + at + j * W, sum[h][j]);
+  ANABRANCH_EACH (h, H)
+    ANABRANCH_EACH (j, V) store(acc + h * acc_step + at + j * W, sum[h][j]);
 }
 
 template <int H>
 void pair_strip(float* weight, const uint32_t* pairs, int n, int64_t width, float* acc, int64_t acc_step) {
   constexpr int V = tile_width(H);
   for (int h = 0; h < H; ++h)  // in place: a weight's bf16 lies before its fp32
-    for (int e = 0; e < (n + W - 1) / W * W; e += W) store((Bf16*)(weight + h * E) + e, load(weight + h * E + e));
+    for (int e = 0; e < (n + W - 1) / W * W; e += W)
+      store((Bf16*)(weight + h * E) + e, load(weight + h * E + e));
   const int64_t step = padded(width);
   int64_t i = 0;
   for (; i + V * W <= step; i += V * W) pair_tile<H, V>(weight, pairs, n, step, i, acc, acc_step);
@@ -319,9 +322,12 @@ void attend_strips(Flash& f, int64_t first, int64_t count, const T* const* k, co
   int64_t h = first;
   for (; h + 4 <= first + count; h += 4) attend_strip<4>(f, h, first, k, v, pairs, n, mask, ahead);
   switch (first + count - h) {
-    case 3: return attend_strip<3>(f, h, first, k, v, pairs, n, mask, ahead);
-    case 2: return attend_strip<2>(f, h, first, k, v, pairs, n, mask, ahead);
-    case 1: return attend_strip<1>(f, h, first, k, v, pairs, n, mask, ahead);
+    case 3:
+      return attend_strip<3>(f, h, first, k, v, pairs, n, mask, ahead);
+    case 2:
+      return attend_strip<2>(f, h, first, k, v, pairs, n, mask, ahead);
+    case 1:
+      return attend_strip<1>(f, h, first, k, v, pairs, n, mask, ahead);
   }
 }
 

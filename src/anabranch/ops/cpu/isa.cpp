@@ -6,7 +6,10 @@
 
 namespace anabranch {
 
-#define ANABRANCH_DECLARE(isa) namespace isa { extern const Kernels kernels; }
+#define ANABRANCH_DECLARE(isa)  \
+  namespace isa {               \
+  extern const Kernels kernels; \
+  }
 #ifdef ANABRANCH_HAS_generic
 ANABRANCH_DECLARE(generic)
 #endif
@@ -21,7 +24,9 @@ namespace {
 
 #if defined(__x86_64__)
 
-struct Registers { unsigned a, b, c, d; };
+struct Registers {
+  unsigned a, b, c, d;
+};
 
 Registers cpuid(unsigned leaf, unsigned subleaf) {
   Registers r{0, 0, 0, 0};
@@ -44,15 +49,15 @@ constexpr unsigned long long bit(int i) { return 1ull << i; }
 bool runs_generic() { return all(cpuid(1, 0).c, bit(20) | bit(23)); }  // SSE4.2, POPCNT
 
 bool runs_avx2() {
-  return runs_generic() && (enabled_states() & 0x6) == 0x6 &&     // XMM, YMM
-         all(cpuid(1, 0).c, bit(12) | bit(28) | bit(29)) &&       // FMA, AVX, F16C
-         all(cpuid(7, 0).b, bit(3) | bit(5) | bit(8));            // BMI1, AVX2, BMI2
+  return runs_generic() && (enabled_states() & 0x6) == 0x6 &&  // XMM, YMM
+         all(cpuid(1, 0).c, bit(12) | bit(28) | bit(29)) &&    // FMA, AVX, F16C
+         all(cpuid(7, 0).b, bit(3) | bit(5) | bit(8));         // BMI1, AVX2, BMI2
 }
 
 bool runs_avx512() {
-  return runs_avx2() && (enabled_states() & 0xe6) == 0xe6 &&              // and mask, ZMM
-         all(cpuid(7, 0).b, bit(16) | bit(17) | bit(30) | bit(31)) &&     // F, DQ, BW, VL
-         all(cpuid(7, 0).c, bit(11)) && all(cpuid(7, 1).a, bit(5));       // VNNI, BF16
+  return runs_avx2() && (enabled_states() & 0xe6) == 0xe6 &&           // and mask, ZMM
+         all(cpuid(7, 0).b, bit(16) | bit(17) | bit(30) | bit(31)) &&  // F, DQ, BW, VL
+         all(cpuid(7, 0).c, bit(11)) && all(cpuid(7, 1).a, bit(5));    // VNNI, BF16
 }
 
 #else

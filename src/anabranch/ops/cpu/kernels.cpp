@@ -5,7 +5,12 @@
 #include "partials.h"
 #include "rows.h"
 
-#define ANABRANCH_EXPAND(isa) namespace anabranch { namespace isa { extern const Kernels kernels; } }
+#define ANABRANCH_EXPAND(isa)   \
+  namespace anabranch {         \
+  namespace isa {               \
+  extern const Kernels kernels; \
+  }                             \
+  }
 ANABRANCH_EXPAND(ANABRANCH_ISA)
 
 const anabranch::Kernels anabranch::ANABRANCH_ISA::kernels = {

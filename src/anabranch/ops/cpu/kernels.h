@@ -20,7 +20,7 @@ struct CopyRowsArgs {
 
 struct SumArgs {
   Type type;
-  char* const* parts;  // one pointer per member
+  char* const* parts;           // one pointer per member
   const int64_t* stride_bytes;  // of a row, per member
   char* out;
   int64_t members, rows, row, out_stride_bytes;
@@ -33,7 +33,7 @@ struct PackArgs {
   char* dst_out;  // [N, B, h, D] bytes
   float* dst_lse;
   int64_t members, rows, heads, row_bytes;
-  int64_t out_bytes[2], lse_stride[2];  // of B, of a head
+  int64_t out_bytes[2], lse_stride[2];          // of B, of a head
   int64_t dst_out_bytes[3], dst_lse_stride[3];  // of N, B, h
   int threads;
 };
@@ -47,8 +47,8 @@ struct MergeArgs {
   float* lse_out;
   int64_t members, rows, heads, width, sink_stride;
   int64_t partials_bytes[3], lse_stride[3];  // of N, B, h
-  int64_t out_bytes[2], lse_out_stride[2];  // of B, h
-  float to_natural;  // factor that makes the lse a natural log
+  int64_t out_bytes[2], lse_out_stride[2];   // of B, h
+  float to_natural;                          // factor that makes the lse a natural log
   int threads;
 };
 
@@ -71,9 +71,9 @@ struct PagedArgs {
   int64_t table_stride, page_slots;
   const int32_t* lens;
   const int32_t* start;  // or null
-  const float* sink;  // or null
+  const float* sink;     // or null
   float scale;
-  char* out;  // [rows, heads, value_width], dense
+  char* out;   // [rows, heads, value_width], dense
   float* lse;  // [rows, heads], dense
   int threads;
 };
@@ -85,10 +85,10 @@ struct RowsArgs {
   const char *q, *k, *v;
   int64_t q_stride[2], k_stride[2], v_stride[2];  // of a row, of a head
   const int64_t *q_pos, *k_pos;
-  int64_t window;  // 0: none
+  int64_t window;     // 0: none
   const float* sink;  // or null
   float scale;
-  char* out;  // [rows, heads, value_width], dense
+  char* out;   // [rows, heads, value_width], dense
   float* lse;  // [rows, heads], dense
   int threads;
 };

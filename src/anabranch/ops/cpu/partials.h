@@ -60,14 +60,14 @@ template <int V, class T, class O>
 ANABRANCH_INLINE void merge_span(const MergeArgs& a, const char* from, const float* weight, float scale,
                                  int64_t i, O* out) {
   vf total[V];
-  ANABRANCH_UNROLL for (int v = 0; v < V; ++v) total[v] = vf{};
+  ANABRANCH_EACH (v, V) total[v] = vf{};
   for (int64_t n = 0; n < a.members; ++n) {
     if (!(weight[n] > 0.0f)) continue;
     const T* x = (const T*)(from + n * a.partials_bytes[0]) + i;
     const vf w = broadcast(weight[n]);
-    ANABRANCH_UNROLL for (int v = 0; v < V; ++v) total[v] += w * load(x + v * W);
+    ANABRANCH_EACH (v, V) total[v] += w * load(x + v * W);
   }
-  ANABRANCH_UNROLL for (int v = 0; v < V; ++v) store(out + i + v * W, total[v] * scale);
+  ANABRANCH_EACH (v, V) store(out + i + v * W, total[v] * scale);
 }
 
 template <class T, class O>
@@ -110,7 +110,9 @@ void merge_task(void* context, int worker, int64_t i) {
   float* weight = job.weights + worker * a.members;
   const bool wide = a.out_type == Type::f32;
   switch (a.type) {
-    case Type::f32: merge_rows<float, float>(a, from, to, weight); break;
+    case Type::f32:
+      merge_rows<float, float>(a, from, to, weight);
+      break;
     case Type::bf16:
       wide ? merge_rows<Bf16, float>(a, from, to, weight) : merge_rows<Bf16, Bf16>(a, from, to, weight);
       break;

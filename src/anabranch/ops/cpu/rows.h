@@ -42,12 +42,12 @@ void sum_row(const SumArgs& a, int64_t row) {
   for (; i + 4 * W <= a.row; i += 4 * W) {
     vf total[4];
     const T* first = (const T*)(a.parts[0] + row * a.stride_bytes[0]) + i;
-    ANABRANCH_UNROLL for (int j = 0; j < 4; ++j) total[j] = load(first + j * W);
+    ANABRANCH_EACH (j, 4) total[j] = load(first + j * W);
     for (int64_t n = 1; n < a.members; ++n) {
       const T* part = (const T*)(a.parts[n] + row * a.stride_bytes[n]) + i;
-      ANABRANCH_UNROLL for (int j = 0; j < 4; ++j) total[j] += load(part + j * W);
+      ANABRANCH_EACH (j, 4) total[j] += load(part + j * W);
     }
-    ANABRANCH_UNROLL for (int j = 0; j < 4; ++j) store(out + i + j * W, total[j]);
+    ANABRANCH_EACH (j, 4) store(out + i + j * W, total[j]);
   }
   for (; i < a.row; i += W) {
     const int left = a.row - i < W ? (int)(a.row - i) : W;
@@ -70,9 +70,15 @@ void sum_task(void* context, int, int64_t i) {
   const SumArgs& a = job.args;
   for (int64_t row = a.rows * i / job.parts; row < a.rows * (i + 1) / job.parts; ++row) {
     switch (a.type) {
-      case Type::f32: sum_row<float>(a, row); break;
-      case Type::bf16: sum_row<Bf16>(a, row); break;
-      case Type::f16: sum_row<Half>(a, row); break;
+      case Type::f32:
+        sum_row<float>(a, row);
+        break;
+      case Type::bf16:
+        sum_row<Bf16>(a, row);
+        break;
+      case Type::f16:
+        sum_row<Half>(a, row);
+        break;
     }
   }
 }

@@ -23,8 +23,8 @@ constexpr int W = 4;
 #endif
 
 #define ANABRANCH_INLINE inline __attribute__((always_inline))
-// Before a loop over an array of registers: only unrolled does it stay in registers.
-#define ANABRANCH_UNROLL _Pragma("GCC unroll 16")
+// A loop over an array of registers: only unrolled does it stay in registers.
+#define ANABRANCH_EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); ++i)
 
 // Keeps a loaded vector in its register, where the compiler would rather load it at every use.
 #if defined(__x86_64__)
@@ -38,14 +38,22 @@ typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef uint32_t vu __attribute__((vector_size(4 * W)));
 typedef uint16_t vh __attribute__((vector_size(2 * W)));
 
-struct Bf16 { uint16_t bits; };
-struct Half { uint16_t bits; };
+struct Bf16 {
+  uint16_t bits;
+};
+struct Half {
+  uint16_t bits;
+};
 
 ANABRANCH_INLINE vf broadcast(float x) { return x - vf{}; }  // x - 0 is x; 0 + x is not, for -0
 ANABRANCH_INLINE vf select(vi mask, vf a, vf b) { return mask ? a : b; }
 ANABRANCH_INLINE vf larger(vf a, vf b) { return select(a > b, a, b); }
 
-ANABRANCH_INLINE vf load(const float* p) { vf x; memcpy(&x, p, sizeof x); return x; }
+ANABRANCH_INLINE vf load(const float* p) {
+  vf x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
 ANABRANCH_INLINE void store(float* p, vf x) { memcpy(p, &x, sizeof x); }
 
 // 16-bit lanes to 32-bit ones and back (only the low halves count). The compiler's own conversion of
@@ -80,9 +88,7 @@ ANABRANCH_INLINE void store(Bf16* p, vf x) {
 }
 
 #if defined(__AVX512F__)
-ANABRANCH_INLINE vf load(const Half* p) {
-  return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
-}
+ANABRANCH_INLINE vf load(const Half* p) { return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 ANABRANCH_INLINE void store(Half* p, vf x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -147,9 +153,10 @@ ANABRANCH_INLINE float sum_lanes(vf x) {
 ANABRANCH_INLINE void sum_lanes_of_4(vf x0, vf x1, vf x2, vf x3, float* to) {
 #if defined(__AVX2__)
 #if defined(__AVX512F__)
-#define ANABRANCH_FOLD(x) _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1))
+#define ANABRANCH_FOLD(x) \
+  _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1))
 #else
-#define ANABRANCH_FOLD(x) (__m256)x
+#define ANABRANCH_FOLD(x) (__m256) x
 #endif
   const __m256 pairs = _mm256_hadd_ps(ANABRANCH_FOLD(x0), ANABRANCH_FOLD(x1));
   const __m256 others = _mm256_hadd_ps(ANABRANCH_FOLD(x2), ANABRANCH_FOLD(x3));
@@ -162,9 +169,16 @@ ANABRANCH_INLINE void sum_lanes_of_4(vf x0, vf x1, vf x2, vf x3, float* to) {
 }
 
 ANABRANCH_INLINE float max_lanes(vf x) {
-  float m = x[0];
-  for (int i = 1; i < W; ++i) m = x[i] > m ? x[i] : m;
-  return m;
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#elif defined(__AVX2__)
+  const __m128 half = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  const __m128 pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
+#else
+  const float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];
+  return a > b ? a : b;
+#endif
 }
 
 // e^x for x <= 0 within 2 ulp, 0 below -87 (where fp32 turns subnormal) and for -inf: 2^n * e^r with

@@ -16,16 +16,24 @@ namespace nb = nanobind;
 
 struct DlTensor {
   void* data;
-  struct { int32_t type, id; } device;
+  struct {
+    int32_t type, id;
+  } device;
   int32_t ndim;
-  struct { uint8_t code, bits; uint16_t lanes; } dtype;
+  struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+  } dtype;
   int64_t* shape;
   int64_t* strides;
   uint64_t byte_offset;
 };
 
 struct DlExchangeApi {
-  struct { uint32_t major, minor; void* previous; } header;
+  struct {
+    uint32_t major, minor;
+    void* previous;
+  } header;
   void* allocate;
   void* managed_from_object;
   void* managed_to_object;
@@ -53,7 +61,9 @@ struct Tensor : DlTensor {
   int64_t stride_bytes(int dim) const { return strides[dim] * itemsize(); }
   char* bytes() const { return static_cast<char*>(data) + byte_offset; }
   template <class T>
-  T* as() const { return reinterpret_cast<T*>(bytes()); }
+  T* as() const {
+    return reinterpret_cast<T*>(bytes());
+  }
 
   bool is(DlCode code, int bits) const { return dtype.code == code && dtype.bits == bits; }
   bool f32() const { return is(kFloat, 32); }
@@ -74,8 +84,11 @@ struct Tensor : DlTensor {
     return s + ")";
   }
   std::string type() const {
-    const char* kind = dtype.code == kInt ? "int" : dtype.code == kUInt ? "uint"
-                       : dtype.code == kFloat ? "float" : dtype.code == kBfloat ? "bfloat" : "other";
+    const char* kind = dtype.code == kInt      ? "int"
+                       : dtype.code == kUInt   ? "uint"
+                       : dtype.code == kFloat  ? "float"
+                       : dtype.code == kBfloat ? "bfloat"
+                                               : "other";
     return kind + text(dtype.bits);
   }
   std::string described() const { return std::string(name) + " is " + dims() + " " + type(); }
@@ -96,7 +109,8 @@ class Reader {
  public:
   explicit Reader(nb::handle tensor_type) : type_(reinterpret_cast<PyTypeObject*>(tensor_type.ptr())) {
     nb::object capsule = tensor_type.attr("__dlpack_c_exchange_api__");
-    const auto* api = static_cast<const DlExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    const auto* api =
+        static_cast<const DlExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
     if (!api) throw nb::python_error();
     if (api->header.major != 1 || !api->borrow_from_object)
       throw nb::value_error("the tensor type speaks another major version of DLPack than 1");
