@@ -6,7 +6,7 @@ Owns no choice of provider; that is made per device by `ops.bind`.
 
 from dataclasses import dataclass
 
-from anabranch.core.arch import MLA, Arch
+from anabranch.core.arch import GQA, MLA, Arch
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -42,7 +42,7 @@ WORD = 4
 
 def attention_op(arch: Arch) -> str:
     """The op that reads a model's cached entries in place."""
-    return "attend_paged_mla" if isinstance(arch.attn, MLA) else "attend_paged_gqa"
+    return "attend_paged_gqa" if isinstance(arch.attn, GQA) else "attend_paged_mla"
 
 
 def lacking(arch: Arch, provider: str, device: str, dtype: str, kv_dtype: str) -> str | None:
