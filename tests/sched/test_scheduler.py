@@ -340,6 +340,45 @@ def test_every_shared_prefix_length_hits_its_full_pages() -> None:
         assert driver.outputs["b"][0].cached_tokens == shared // 16 * 16
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_equal_prompts_at_once_are_computed_once(depth: int, replicas: int) -> None:
+    """Choices of one prompt wait for its pages instead of computing them too."""
+    config = SchedulerConfig(
+        pages=200, page_size=16, max_model_len=600, prefill_rows=64, depth=depth, replicas=replicas
+    )
+    driver = Driver(config)
+    prompt = list(range(250))
+    for i in range(8):
+        driver.scheduler.submit(request(f"r{i}", prompt, max_tokens=5, ignore_eos=True))
+    other = request("other", list(range(400, 420)), max_tokens=5, ignore_eos=True)
+    driver.scheduler.submit(other)
+    driver.drain()
+    stats = driver.scheduler.stats()
+    assert sum(stats.assigned_tokens) <= replicas * 250 + 8 * 16 + 20
+    assert all(driver.tokens(f"r{i}") == driver.tokens("r0") for i in range(8))
+    assert driver.tokens("other") == alone(other, config)[0]
+
+
+def test_waiting_for_a_prefix_ends_with_its_maker() -> None:
+    """Its maker is aborted half way: the one that waited computes the rest itself."""
+    config = SchedulerConfig(
+        pages=200, page_size=16, max_model_len=600, prefill_rows=64, vocab_size=VOCAB
+    )
+    driver = Driver(config)
+    prompt = list(range(250))
+    driver.scheduler.submit(request("a", prompt, max_tokens=5))
+    r = request("b", prompt, max_tokens=5)
+    driver.scheduler.submit(r)
+    driver.step()
+    driver.step()
+    assert driver.scheduler.stats().waiting == 1
+    driver.take(driver.scheduler.abort("a"))
+    driver.drain()
+    assert driver.tokens("b") == alone(r, config)[0]
+    assert driver.outputs["b"][0].cached_tokens == 128
+
+
 def test_second_turn_hits_generated_tokens() -> None:
     config = SchedulerConfig(pages=40, page_size=4, max_model_len=200, vocab_size=VOCAB)
     driver = Driver(config)

@@ -24,13 +24,18 @@ def prefill_share(budget: int, decode_rows: int) -> int:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A replica that has a seat and pages for a request. Counts in tokens, requests and pages."""
+    """A replica that has a seat and pages for a request.
+
+    queued, uncached: tokens to compute, for others and for it. running: requests. available: pages,
+    need of which it would take.
+    """
 
     index: int
     queued: int
     uncached: int
     running: int
     available: int
+    need: int = 0
 
     @property
     def cost(self) -> tuple[int, int, int]:

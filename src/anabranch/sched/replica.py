@@ -30,6 +30,7 @@ class Replica:
         self.pool = PagePool(config.pages, self.prefix.forget)
         seats = config.max_running
         self.seated: list[Sequence | None] = [None] * seats
+        self.bound: list[Sequence] = []
         self.filling: list[Sequence] = []
         self.assigned_tokens = 0
         self._free_seats = list(range(seats))
@@ -41,6 +42,7 @@ class Replica:
         self._last_plan: NDArray[np.int64] = np.full(seats, -1, np.int64)
         self._decoding: NDArray[np.bool_] = np.zeros(seats, np.bool_)
         self._short = False
+        self._coming: dict[bytes, Sequence] = {}
         self._leave: list[int] = []
         self._join: list[Join] = []
         self._pages: list[tuple[int, tuple[int, ...]]] = []
@@ -53,8 +55,9 @@ class Replica:
 
     @property
     def queued(self) -> int:
-        """Known tokens of seated sequences that are not planned yet."""
-        return sum(len(seq.tokens) - int(self._start[seq.seat]) for seq in self.filling)
+        """Known tokens that will have to be computed here and are not planned yet."""
+        seated = sum(len(seq.tokens) - int(self._start[seq.seat]) for seq in self.filling)
+        return seated + sum(seq.uncached for seq in self.bound)
 
     # ---- planning ----
 
@@ -89,26 +92,51 @@ class Replica:
             if seq is not self.draft.held:
                 self._plan_chunk(seq)
 
-    def candidate(self, seq: Sequence) -> tuple[Candidate, list[int]] | None:
-        """What seating `seq` here would cost, with the pages it would hit; None if it cannot be."""
-        if self._short or not self._free_seats:
+    def candidate(self, seq: Sequence) -> Candidate | None:
+        """What running `seq` here would cost, or None if there is no seat or no memory for it."""
+        if self._short or len(self.bound) >= len(self._free_seats):
             return None
         hits = self._match(seq)
-        need = self._pages_for(len(seq.tokens)) - len(hits) + self.pool.idle_among(hits)
-        reserve = growth_reserve(self.running, self.config.page_size) if self.running else 0
-        if need + reserve > self.pool.available:
+        need = self._need(seq, hits)
+        busy = self.running + len(self.bound)
+        reserve = growth_reserve(busy, self.config.page_size) if busy else 0
+        available = self.pool.available - sum(other.need for other in self.bound)
+        if need + reserve > available:
             return None
         uncached = len(seq.tokens) - len(hits) * self.config.page_size
-        found = Candidate(self.index, self.queued, uncached, self.running, self.pool.available)
-        return found, hits
+        return Candidate(self.index, self.queued, uncached, busy, available, need)
 
-    def admit(self, seq: Sequence, hits: list[int]) -> None:
-        """Give `seq` a seat and pages for all its known tokens; plan a chunk if there is room."""
+    def bind(self, seq: Sequence, offer: Candidate) -> None:
+        """`seq` will run here; it takes a seat when rows are to be had."""
+        seq.replica, seq.need, seq.uncached = self.index, offer.need, offer.uncached
+        insort(self.bound, seq, key=lambda s: s.arrival)
+
+    def plan_bound(self) -> list[Sequence]:
+        """Seat bound sequences while there is room, with a chunk each; return them.
+
+        One whose next page is just being computed by another waits for it, and hits it then.
+        """
+        seated: list[Sequence] = []
+        for seq in list(self.bound):
+            if self.draft.room <= 0 or self._short or not self._free_seats:
+                break
+            hits = self._match(seq)
+            if self._comes(seq, len(hits)):
+                continue
+            if self._need(seq, hits) > self.pool.available:
+                break
+            self.bound.remove(seq)
+            self._admit(seq, hits)
+            seated.append(seq)
+        return seated
+
+    def _admit(self, seq: Sequence, hits: list[int]) -> None:
+        """Give `seq` a seat, pages for all its known tokens, and a chunk."""
         size = self.config.page_size
         self.pool.share(hits)
         seq.pages = hits + self.pool.allocate(self._pages_for(len(seq.tokens)) - len(hits))
         seat = heappop(self._free_seats)
-        seq.replica, seq.seat = self.index, seat
+        seq.seat = seat
         seq.computed, seq.registered = len(hits) * size, len(hits)
         seq.admissions += 1
         self.seated[seat] = seq
@@ -122,8 +150,12 @@ class Replica:
         self._join.append(seq.join())
         self._pages.append((seat, tuple(seq.pages)))
         self.assigned_tokens += len(seq.tokens) - seq.computed
-        if self.draft.room > 0:
-            self._plan_chunk(seq)
+        if self._caches(seq):
+            full = len(seq.tokens) // size
+            extend_hashes(seq.hashes, seq.tokens, full, size)
+            for digest in seq.hashes[len(hits) : full]:
+                self._coming.setdefault(digest, seq)
+        self._plan_chunk(seq)
 
     def finish_plan(self) -> tuple[ReplicaPlan, ReplicaFlight]:
         """The plan of this replica, and what to do when its result arrives."""
@@ -168,9 +200,21 @@ class Replica:
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.config.page_size)
 
+    def _need(self, seq: Sequence, hits: list[int]) -> int:
+        """Pages that seating `seq` takes out of those available."""
+        return self._pages_for(len(seq.tokens)) - len(hits) + self.pool.idle_among(hits)
+
+    def _caches(self, seq: Sequence) -> bool:
+        return self.config.prefix_cache and seq.hashable
+
+    def _comes(self, seq: Sequence, hits: int) -> bool:
+        """The page after its hits is in the making, by a sequence that has a seat."""
+        wanted = (len(seq.tokens) - 1) // self.config.page_size
+        return hits < min(wanted, len(seq.hashes)) and seq.hashes[hits] in self._coming
+
     def _match(self, seq: Sequence) -> list[int]:
         """Pages of the longest usable hit: at least one known token is left to compute."""
-        if not self.config.prefix_cache or seq.scoring or seq.wants_prompt_logprobs:
+        if not self._caches(seq) or seq.scoring or seq.wants_prompt_logprobs:
             return []
         pages = (len(seq.tokens) - 1) // self.config.page_size
         extend_hashes(seq.hashes, seq.tokens, pages, self.config.page_size)
@@ -227,19 +271,27 @@ class Replica:
                     self._register(seq)
 
     def _register(self, seq: Sequence) -> None:
-        if not (self.config.prefix_cache and seq.hashable):
+        if not self._caches(seq):
             return
         full = seq.computed // self.config.page_size
         extend_hashes(seq.hashes, seq.tokens, full, self.config.page_size)
         for i in range(seq.registered, full):
             if self.prefix.insert(seq.hashes[i], seq.pages[i]):
                 self.pool.keep(seq.pages[i])
+            self._came(seq, seq.hashes[i])
         seq.registered = max(seq.registered, full)
 
+    def _came(self, seq: Sequence, digest: bytes) -> None:
+        if self._coming.get(digest) is seq:
+            del self._coming[digest]
+
     def end(self, seq: Sequence, applied: int) -> None:
-        """The sequence leaves for good, with the next plan."""
+        """The sequence leaves for good, with the next plan if it has a seat."""
         seq.ended = True
-        self._vacate(seq, applied)
+        if seq.seat < 0:
+            self.bound.remove(seq)
+        else:
+            self._vacate(seq, applied)
 
     def release_until(self, applied: int) -> None:
         """Free what ended sequences held, once no step under way can still write to it."""
@@ -252,6 +304,7 @@ class Replica:
         """The weights changed: nothing cached may be hit, nothing half computed may be cached."""
         self.pool.drop_kept()
         self.prefix.clear()
+        self._coming.clear()
         for seq in self.seated:
             if seq is not None:
                 seq.hashable = False
@@ -260,6 +313,8 @@ class Replica:
         seat = seq.seat
         if seq in self.filling:
             self.filling.remove(seq)
+        for digest in seq.hashes[seq.registered :]:
+            self._came(seq, digest)
         self.seated[seat] = None
         self._decoding[seat] = False
         heappush(self._free_seats, seat)

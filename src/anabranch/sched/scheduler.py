@@ -6,7 +6,6 @@ Pure: no clock (time is passed in), no threads, no torch.
 """
 
 from collections import deque
-from collections.abc import Sequence as Seq
 from hashlib import sha256
 from heapq import heappop, heappush
 
@@ -100,7 +99,10 @@ class Scheduler:
                 self._preemptions += 1
                 self._enqueue(seq)
             replica.plan_filling()
-        self._admit()
+        self._place()
+        for replica in self._replicas:
+            for seq in replica.plan_bound():
+                self._count_seated(seq)
         if all(replica.draft.empty for replica in self._replicas):
             assert self._flights or not self._by_id, f"{len(self._by_id)} requests, none can run"
             return None
@@ -178,31 +180,28 @@ class Scheduler:
         heappush(self._waiting, (seq.arrival, seq))
         self._waiting_count += 1
 
-    def _admit(self) -> None:
-        """Seat waiting requests in arrival order; the first that must wait makes the rest wait."""
+    def _place(self) -> None:
+        """Bind waiting requests in arrival order; the first that must wait makes the rest wait."""
         while self._waiting:
             seq = self._waiting[0][1]
             if not seq.ended:
                 offers = [o for r in self._replicas if (o := r.candidate(seq)) is not None]
-                best = place([candidate for candidate, _ in offers], self.config.prefill_rows)
+                best = place(offers, self.config.prefill_rows)
                 if best is None:
                     return
-                hits = next(hits for candidate, hits in offers if candidate is best)
-                self._seat(seq, self._replicas[best.index], hits)
+                self._replicas[best.index].bind(seq, best)
             heappop(self._waiting)
 
-    def _seat(self, seq: Sequence, replica: Replica, hits: Seq[int]) -> None:
-        if seq.admissions == 0:
-            seq.cached_tokens = len(hits) * self.config.page_size
+    def _count_seated(self, seq: Sequence) -> None:
+        self._waiting_count -= 1
+        if seq.admissions == 1:
+            seq.cached_tokens = seq.registered * self.config.page_size
             self._prompt_tokens += seq.prompt_len
             self._cached += seq.cached_tokens
-        replica.admit(seq, list(hits))
-        self._waiting_count -= 1
 
     def _end(self, seq: Sequence) -> None:
         del self._by_id[seq.request.id]
-        if seq.replica < 0:
-            seq.ended = True
-            self._waiting_count -= 1
-        else:
+        seq.ended = True
+        self._waiting_count -= seq.seat < 0
+        if seq.replica >= 0:
             self._replicas[seq.replica].end(seq, self._applied)

@@ -53,7 +53,9 @@ class Sequence:
     """A request from submission to its last output.
 
     arrival: submission order. limit: total tokens at which it ends with "length".
-    pages: page table, in order; the first `registered` of them are in the prefix cache.
+    replica: where it is bound, or -1; need, uncached: pages and tokens that it was bound for.
+    seat: -1 until it has one. pages: page table, in order; the first `registered` of them are in
+    the prefix cache.
     computed: leading positions whose KV is written by applied steps.
     scored: for scoring; leading positions whose logits went out.
     hashable: False once its KV no longer matches its tokens (weights were replaced under it).
@@ -67,6 +69,8 @@ class Sequence:
     tokens: list[int]
     replica: int = -1
     seat: int = -1
+    need: int = 0
+    uncached: int = 0
     pages: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     registered: int = 0
