@@ -2,8 +2,8 @@
 
 The product is family x chunk (16, unlimited) x page (1, 16, 64) x prefix cache (on, off); each cell
 runs prompts of 1, 17 and 130 tokens alone (scored by prefill, and by prefill then decode) and a
-batch of 8. Three cells of a family run by default, so that every value of every axis is met; `-m slow`
-runs all.
+batch of 8. Three cells of a family run by default, so that every value of every axis is met;
+`-m slow` runs all.
 """
 
 import itertools
