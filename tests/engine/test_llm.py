@@ -85,6 +85,28 @@ def test_two_streams_in_turn(alone: LLM) -> None:
     assert [tuple(tokens) for tokens in found] == [c.tokens for c in wanted]
 
 
+@pytest.mark.parametrize("way", ["alone", pytest.param("threads", marks=pytest.mark.slow)])
+def test_small_cache_gives_the_same_tokens(model: Path, alone: LLM, way: str) -> None:
+    """24 pages, 40 requests of 1-200 tokens with shared prefixes, some left early."""
+    rng = np.random.default_rng(3)
+    stems = [tuple(int(t) for t in rng.integers(5, 900, 100)) for _ in range(3)]
+    prompts = []
+    for i in range(40):
+        tail = tuple(int(t) for t in rng.integers(5, 900, int(rng.integers(1, 100))))
+        prompts.append(stems[i % 3][: int(rng.integers(0, 101))] + tail)
+    sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    small = {**COMMON, "kv_pages": 24, "page_size": 16, "max_running": 16, "prefill_chunk": 128}
+    with LLM(model, **small, **WAYS.get(way, {})) as llm:
+        for i in range(0, 40, 9):
+            next(llm.stream(prompts[i], sampling))  # dropped at once: aborted
+        found = llm.generate(prompts, sampling)
+        stats = llm.stats()
+        assert set(stats.free_pages) == {24} and stats.running == stats.waiting == 0
+        assert stats.cached_tokens > 0 and (way != "alone" or stats.preemptions > 0)
+    wanted = [alone.generate(p, sampling)[0].tokens for p in prompts]
+    assert [c.tokens for c in found] == wanted
+
+
 def test_logprobs(alone: LLM) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=5, logprobs=3, prompt_logprobs=1)
     (found,) = alone.generate(PROMPTS[3], sampling)

@@ -5,6 +5,7 @@ parent of the other ranks) or a rank. Ends with status 0 when the channel's othe
 gone, and with 1 after telling why in the pulse page and on the channel.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -70,6 +71,7 @@ def run_brain(launch: Launch, channel: Channel, pulse: Pulse, watch: _Watch) -> 
         watch.ranks = ChildRanks(launch, pulse)
         crew = TreeCrew(launch, watch.ranks)
     brain = Brain(run, crew)
+    gc.freeze()  # what was loaded lives as long as the process: no collection need look at it
     channel.send(FROM_BRAIN.encode(brain.ready))
     Loop(brain, channel, pulse).run()
     brain.close()
@@ -79,6 +81,7 @@ def run_rank(launch: Launch, channel: Channel, pulse: Pulse) -> None:
     """Build one worker and obey until the brain says farewell or is gone."""
     (rank,) = launch.endpoint.ranks
     worker = load_maker(launch.maker, launch.run, launch.path, launch.endpoint).make(rank)
+    gc.freeze()
     channel.send(FROM_RANK.encode(Loaded(rank)))
     orders = RingReader(Ring(launch.plans), rank - 1)
 
