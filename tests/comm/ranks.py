@@ -20,6 +20,8 @@ from anabranch.comm.endpoint import Endpoint, make_endpoint
 from anabranch.comm.transports.shm import ShmWorld
 from anabranch.comm.transports.threads import ThreadWorld
 from anabranch.comm.worlds import World, open_world
+from anabranch.ops.reference.partials import merge_partials
+from anabranch.ops.signatures import MergePartials
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "tests.comm.ranks", "anabranch.comm.transports.gloo"])
@@ -134,9 +136,12 @@ def run_processes(kind: str, size: int, body: Body, *args, **options) -> list[ob
     return results
 
 
-def run_threads(kind: str, size: int, body: Body, *args, slot: int | None = None) -> list[object]:
+def run_threads(
+    kind: str, size: int, body: Body, *args, slot: int | None = None,
+    merge: MergePartials = merge_partials,
+) -> list[object]:  # fmt: skip
     """Ranks as threads: over `threads`, or over the shared memory of `shm` in one process."""
-    shared = ThreadWorld(timeout=30.0)
+    shared = ThreadWorld(30.0, merge)
     endpoint = make_endpoint("shm") if kind == "shm" else None
     results: list[object] = [None] * size
 

@@ -1,6 +1,7 @@
 """The collective trace tells where ranks parted; checksums tell whose bits differ."""
 
 import torch
+from tests.comm.ranks import run_threads
 
 from anabranch.comm.debug import (
     Checked,
@@ -12,7 +13,6 @@ from anabranch.comm.debug import (
     read_traces,
 )
 from anabranch.comm.group import CommError, Group
-from tests.comm.ranks import run_threads
 
 HERE = tuple(range(3))
 

@@ -109,7 +109,7 @@ def checksum(x: Tensor) -> int:
     """CRC-32 of the bits of x, whatever its strides."""
     if not x.numel():
         return 0
-    return zlib.crc32(memoryview(x.detach().contiguous().view(-1).view(torch.uint8).numpy()))
+    return zlib.crc32(x.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
 def check_equal(group: Group, x: Tensor, what: str) -> None:

@@ -138,6 +138,12 @@ Type summed_type(const Tensor& t) {
   t.wrong("float32, bfloat16 and float16 can be summed");
 }
 
+// Where each member's rows are among rows of one size, how many they are, and how many this member's.
+struct Cut {
+  std::vector<Span> parts;
+  int64_t rows, mine;
+};
+
 class Group {
  public:
   Group(World& world, const std::vector<int>& members)
@@ -152,25 +158,24 @@ class Group {
 
   nb::object all_gather(nb::handle x_, nb::handle counts, nb::object given) {
     const RowsOf x(reader_, x_, "all_gather", "x");
-    const std::vector<Span>& parts = spans(counts, x, first_);
-    x.need(x.nbytes() == parts[channel_.me()].bytes, "its rows are not counts[me]");
-    nb::object result = given.is_none() ? maker_.empty(x, rows(parts, x)) : given;
-    const RowsOf out = output(result, x, "all_gather", end(parts));
+    const Cut& cut = cut_rows(counts, x, first_);
+    x.need(x.size(0) == cut.mine, "its rows are not counts[me]");
+    nb::object result = given.is_none() ? maker_.empty(x, cut.rows) : given;
+    const RowsOf out = output(result, x, "all_gather", cut.rows);
     const nb::gil_scoped_release unlocked;
-    channel_.all_gather(x.bytes(), out.bytes(), parts);
+    channel_.all_gather(x.bytes(), out.bytes(), cut.parts);
     return result;
   }
 
   nb::object reduce_scatter(nb::handle x_, nb::handle counts, nb::object given) {
     const RowsOf x(reader_, x_, "reduce_scatter", "x");
-    const std::vector<Span>& parts = spans(counts, x, first_);
-    x.need(x.nbytes() == end(parts), "its rows are not sum(counts)");
+    const Cut& cut = cut_rows(counts, x, first_);
+    x.need(x.size(0) == cut.rows, "its rows are not sum(counts)");
     const Type type = summed_type(x);
-    const int64_t mine = parts[channel_.me()].bytes;
-    nb::object result = given.is_none() ? maker_.empty(x, x.row_bytes ? mine / x.row_bytes : 0) : given;
-    const RowsOf out = output(result, x, "reduce_scatter", mine);
+    nb::object result = given.is_none() ? maker_.empty(x, cut.mine) : given;
+    const RowsOf out = output(result, x, "reduce_scatter", cut.mine);
     const nb::gil_scoped_release unlocked;
-    channel_.reduce_scatter(type, x.bytes(), out.bytes(), parts);
+    channel_.reduce_scatter(type, x.bytes(), out.bytes(), cut.parts);
     return result;
   }
 
@@ -178,7 +183,7 @@ class Group {
     const RowsOf x(reader_, x_, "all_reduce", "x");
     const Type type = summed_type(x);
     nb::object result = given.is_none() ? maker_.empty(x, x.size(0)) : given;
-    const RowsOf out = output(result, x, "all_reduce", x.nbytes());
+    const RowsOf out = output(result, x, "all_reduce", x.size(0));
     const nb::gil_scoped_release unlocked;
     channel_.all_reduce(type, x.bytes(), out.bytes(), x.nbytes());
     return result;
@@ -186,14 +191,13 @@ class Group {
 
   nb::object all_to_all(nb::handle x_, nb::handle send_, nb::handle recv_, nb::object given) {
     const RowsOf x(reader_, x_, "all_to_all", "x");
-    const std::vector<Span>&send = spans(send_, x, first_), &recv = spans(recv_, x, second_);
-    x.need(x.nbytes() == end(send), "its rows are not sum(send)");
-    const int me = channel_.me();
-    if (send[me].bytes != recv[me].bytes) refuse("all_to_all", "send[me] and recv[me] differ");
-    nb::object result = given.is_none() ? maker_.empty(x, rows(recv, x)) : given;
-    const RowsOf out = output(result, x, "all_to_all", end(recv));
+    const Cut &send = cut_rows(send_, x, first_), &recv = cut_rows(recv_, x, second_);
+    x.need(x.size(0) == send.rows, "its rows are not sum(send)");
+    if (send.mine != recv.mine) refuse("all_to_all", "send[me] and recv[me] differ");
+    nb::object result = given.is_none() ? maker_.empty(x, recv.rows) : given;
+    const RowsOf out = output(result, x, "all_to_all", recv.rows);
     const nb::gil_scoped_release unlocked;
-    channel_.all_to_all(x.bytes(), out.bytes(), send, recv);
+    channel_.all_to_all(x.bytes(), out.bytes(), send.parts, recv.parts);
     return result;
   }
 
@@ -201,7 +205,7 @@ class Group {
     const RowsOf x(reader_, x_, "broadcast", "x");
     if (root < 0 || root >= channel_.size()) refuse("broadcast", "no member " + text(root));
     nb::object result = given.is_none() ? maker_.empty(x, x.size(0)) : given;
-    const RowsOf out = output(result, x, "broadcast", x.nbytes());
+    const RowsOf out = output(result, x, "broadcast", x.size(0));
     const nb::gil_scoped_release unlocked;
     channel_.broadcast(x.bytes(), out.bytes(), x.nbytes(), root);
     return result;
@@ -263,42 +267,38 @@ class Group {
     return Channel(world.region(), members, me, world.kernels(), world.threads());
   }
 
-  static int64_t end(const std::vector<Span>& parts) { return parts.back().at + parts.back().bytes; }
-
-  static int64_t rows(const std::vector<Span>& parts, const RowsOf& x) { return x.row_bytes ? end(parts) / x.row_bytes : 0; }
-
-  RowsOf output(nb::handle object, const RowsOf& x, const char* op, int64_t bytes) const {
+  RowsOf output(nb::handle object, const RowsOf& x, const char* op, int64_t rows) const {
     const RowsOf out(reader_, object, op, "out");
-    if (out.row_bytes != x.row_bytes || !out.same_dtype(x) || out.nbytes() != bytes)
-      refuse(op, out.described() + ", " + x.described() + "; out must have " + text(bytes) + " bytes of such rows");
+    if (out.row_bytes != x.row_bytes || !out.same_dtype(x) || out.size(0) != rows)
+      refuse(op, out.described() + ", " + x.described() + "; out must have " + text(rows) + " of such rows");
     return out;
   }
 
-  // Where each member's rows are among rows like those of x.
-  const std::vector<Span>& spans(nb::handle counts, const RowsOf& x, std::vector<Span>& into) const {
+  const Cut& cut_rows(nb::handle counts, const RowsOf& x, Cut& cut) const {
     const nb::object fast = nb::steal(PySequence_Fast(counts.ptr(), "counts are a sequence"));
     if (!fast.is_valid()) throw nb::python_error();
     if (PySequence_Fast_GET_SIZE(fast.ptr()) != channel_.size())
       throw nb::value_error("counts: one number of rows per member is needed");
-    into.resize(channel_.size());
-    int64_t at = 0;
+    cut.parts.resize(channel_.size());
+    cut.rows = 0;
     for (int i = 0; i < channel_.size(); ++i) {
       const int64_t rows = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast.ptr(), i));
       if (rows < 0) {
         if (PyErr_Occurred()) throw nb::python_error();
         throw nb::value_error("counts: rows cannot be negative");
       }
-      into[i] = {at, rows * x.row_bytes};
-      at += rows * x.row_bytes;
+      if (i == channel_.me()) cut.mine = rows;
+      cut.parts[i] = {cut.rows * x.row_bytes, rows * x.row_bytes};
+      cut.rows += rows;
     }
-    return into;
+    return cut;
   }
 
   const Reader& reader_;
   const Maker& maker_;
   Region* region_ = nullptr;
   Channel channel_;
-  std::vector<Span> first_, second_;
+  Cut first_, second_;
 };
 
 }  // namespace

@@ -307,38 +307,57 @@ void Channel::merge_partials(const Partials& p) {
       merge_round(p, b, std::min(row_step, p.rows - b), h, std::min(head_step, p.heads - h));
 }
 
-// The round's rows and heads of every owner, laid out [rows, members * heads, width] behind their lse. The
-// own heads are shown too: members' slots must be one strided tensor for the merge.
-void Channel::pack(const Partials& p, char* slot, int64_t row, int64_t rows, int64_t head, int64_t heads) const {
+// The round's rows and heads of every owner, laid out [rows, members * heads, width] behind their lse: the
+// peers' are shown to them; the own ones, if wanted there, stay in this core's cache.
+void Channel::pack(const Partials& p, char* slot, int64_t row, int64_t rows, int64_t head, int64_t heads,
+                   bool own) const {
   const int64_t width = p.width * itemsize(p.type), group = n_ * heads;
-  const bool dense = p.out_bytes[1] == width;
-  const int64_t run = dense ? heads : 1;
+  const int64_t run = p.out_bytes[1] == width ? heads : 1;  // heads that lie behind one another
   char* to = slot + partials_at(rows, group);
   auto* lse = reinterpret_cast<float*>(slot);
   for (int64_t b = row; b < row + rows; ++b)
-    for (int owner = 0; owner < n_; ++owner)
-      for (int64_t h = owner * p.heads + head; h < owner * p.heads + head + heads; ++h) {
-        *lse++ = p.lse[b * p.lse_stride[0] + h * p.lse_stride[1]];
-        if ((h - owner * p.heads - head) % run) continue;
-        publish(to, nullptr, p.out + b * p.out_bytes[0] + h * p.out_bytes[1], run * width);
-        to += run * width;
+    for (int owner = 0; owner < n_; ++owner) {
+      const char* from = p.out + b * p.out_bytes[0] + (owner * p.heads + head) * p.out_bytes[1];
+      const float* stats = p.lse + b * p.lse_stride[0] + (owner * p.heads + head) * p.lse_stride[1];
+      for (int64_t h = 0; h < heads; ++h) *lse++ = stats[h * p.lse_stride[1]];
+      for (int64_t h = 0; h < heads; h += run, to += run * width) {
+        if (owner != me_) {
+          publish(to, nullptr, from + h * p.out_bytes[1], run * width);
+        } else if (own) {
+          memcpy(to, from + h * p.out_bytes[1], run * width);
+        }
       }
+    }
   published();
 }
 
-// Shown to the peers unless written there already, then the own heads are merged in place.
+// Shown to the peers unless written there already, then the own heads are merged in place. The merge wants
+// its members one stride apart: any two are, so that of two members the own part is read where it is.
 void Channel::merge_round(const Partials& p, int64_t row, int64_t rows, int64_t head, int64_t heads) {
-  const int64_t width = p.width * itemsize(p.type), group = n_ * heads;
+  const int64_t width = p.width * itemsize(p.type), group = n_ * heads, mine_at = me_ * heads;
   const Slice s = begin("merge_partials", kMerge, p.rows * n_ * p.heads * width);
   char* mine = slot(me_, s.number);
-  if (p.out != mine + partials_at(rows, group)) pack(p, mine, row, rows, head, heads);
+  const bool lent = p.out == mine + partials_at(rows, group);
+  const bool dense = heads == p.heads && p.out_bytes[1] == width && p.out_bytes[0] == group * width &&
+                     p.lse_stride[1] == 1 && p.lse_stride[0] == group;
+  const bool in_place = n_ == 2 && dense && !lent;
+  if (!lent) pack(p, mine, row, rows, head, heads, !in_place);
   post(s);
   await_all(s);
+  const char* out[2];
+  const float* lse[2];
+  for (int j = 0; j < 2; ++j) {
+    out[j] = slot(j, s.number) + partials_at(rows, group) + mine_at * width;
+    lse[j] = reinterpret_cast<const float*>(slot(j, s.number)) + mine_at;
+    if (!in_place || j != me_) continue;
+    out[j] = p.out + row * p.out_bytes[0] + mine_at * width;
+    lse[j] = p.lse + row * group + mine_at;
+  }
   scratch_.resize(rows * heads);
   MergeArgs a{};
   a.type = a.out_type = p.type;
-  a.partials = slot(0, s.number) + partials_at(rows, group) + me_ * heads * width;
-  a.lse = reinterpret_cast<const float*>(slot(0, s.number)) + me_ * heads;
+  a.partials = out[0];
+  a.lse = lse[0];
   a.sink = p.sink ? p.sink + head : nullptr;
   a.sink_stride = 1;
   a.out = p.merged + (row * p.heads + head) * width;
@@ -347,12 +366,9 @@ void Channel::merge_round(const Partials& p, int64_t row, int64_t rows, int64_t 
   a.rows = rows;
   a.heads = heads;
   a.width = p.width;
-  a.partials_bytes[0] = 2 * up(slot_, kPage);
-  a.lse_stride[0] = a.partials_bytes[0] / 4;
-  a.partials_bytes[1] = group * width;
-  a.lse_stride[1] = group;
-  a.partials_bytes[2] = width;
-  a.lse_stride[2] = 1;
+  const int64_t strides[] = {out[1] - out[0], group * width, width};
+  const int64_t stats[] = {(reinterpret_cast<intptr_t>(lse[1]) - reinterpret_cast<intptr_t>(lse[0])) / 4, group, 1};
+  for (int i = 0; i < 3; ++i) a.partials_bytes[i] = strides[i], a.lse_stride[i] = stats[i];
   a.out_bytes[0] = p.heads * width;
   a.out_bytes[1] = width;
   a.lse_out_stride[0] = heads;

@@ -75,7 +75,7 @@ class Channel {
   void sum(Type type, const std::vector<const char*>& parts, char* out, int64_t bytes) const;
   void all_reduce_small(Type type, const char* x, char* out, int64_t bytes);
   void merge_round(const Partials& p, int64_t row, int64_t rows, int64_t head, int64_t heads);
-  void pack(const Partials& p, char* slot, int64_t row, int64_t rows, int64_t head, int64_t heads) const;
+  void pack(const Partials& p, char* slot, int64_t row, int64_t rows, int64_t head, int64_t heads, bool own) const;
 
   Region& region_;
   const std::vector<int> members_;

@@ -34,7 +34,7 @@ class ShmTransport(Transport):
     ) -> None:
         self.members = members
         self.me = me
-        self._group = group
+        self.native = group
         self._memory = memory
         self._lent: dict[tuple[int, int, int, int, torch.dtype], Landing] = {}
 
@@ -43,29 +43,29 @@ class ShmTransport(Transport):
         return dtype in SUMMED if summing else True
 
     def all_gather(self, x: Tensor, counts: Counts) -> Tensor:
-        return self._group.all_gather(x.contiguous(), counts)
+        return self.native.all_gather(x.contiguous(), counts)
 
     def all_to_all(self, x: Tensor, send: Counts, recv: Counts) -> Tensor:
-        return self._group.all_to_all(x.contiguous(), send, recv)
+        return self.native.all_to_all(x.contiguous(), send, recv)
 
     def reduce_scatter(self, x: Tensor, counts: Counts) -> Tensor:
         if x.dtype not in SUMMED:
             return super().reduce_scatter(x, counts)
-        return self._group.reduce_scatter(x.contiguous(), counts)
+        return self.native.reduce_scatter(x.contiguous(), counts)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if x.dtype not in SUMMED or x.dim() == 0:
             return super().all_reduce(x)
-        return self._group.all_reduce(x.contiguous())
+        return self.native.all_reduce(x.contiguous())
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
-        return self._group.broadcast(x.contiguous(), root)
+        return self.native.broadcast(x.contiguous(), root)
 
     def merge_partials(self, out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
-        return self._group.merge_partials(out, lse, sink)
+        return self.native.merge_partials(out, lse, sink)
 
     def landing(self, rows: int, heads: int, width: int, dtype: torch.dtype) -> Landing | None:
-        lent = self._group.lend(rows, heads, width * dtype.itemsize)
+        lent = self.native.lend(rows, heads, width * dtype.itemsize)
         if lent is None:
             return None
         key = (lent[0], rows, heads, width, dtype)
@@ -77,7 +77,7 @@ class ShmTransport(Transport):
         return self._lent[key]
 
     def barrier(self) -> None:
-        self._group.barrier()
+        self.native.barrier()
 
 
 class ShmWorld:

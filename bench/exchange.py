@@ -1,0 +1,147 @@
+"""The fused exchange beside pack + gloo all_to_all + merge: `python bench/exchange.py --ranks 2`.
+
+H 16, D 512, bf16, B 1, 8, 32: one layer's partials to their owners. The baseline is our own C++
+pack and merge around gloo, the better of pinned and unpinned; `a2a` is the same around
+shared memory; `landed` is fused where attention wrote to the lent memory. `--stress N` makes N fused
+exchanges with random delays on one rank, over processes and over threads, each compared bit for bit
+with the merge of all members' partials.
+"""
+
+import argparse
+import json
+import sys
+import threading
+import time
+
+import ranks
+import torch
+from torch import Tensor
+
+from anabranch import ops
+from anabranch.comm.group import Group
+from anabranch.comm.transports.threads import ThreadWorld
+from anabranch.nn.attention.exchange import FusedRoute, PackRoute
+
+HEADS, WIDTH = 16, 512
+BATCHES = (1, 8, 32)
+REACH = {1: 5.0, 8: 25.0, 32: 90.0}  # us, two ranks on two cores
+SETS = 8  # of inputs that the stress goes through
+
+Inputs = tuple[list[Tensor], list[Tensor], Tensor, Tensor]
+
+
+def rank_main(args: argparse.Namespace) -> None:
+    world, g = ranks.joined(args)
+    bound = ops.bind("cpu", threads=1)
+    found = []
+    for rows in BATCHES:
+        out = torch.randn(rows, HEADS, WIDTH).bfloat16()
+        lse = torch.randn(rows, HEADS)
+        sink = torch.zeros(HEADS // g.size)
+        row: dict[str, object] = {"B": rows}
+        pack = PackRoute(g, bound)
+        row["a2a"] = ranks.measure(world, lambda p=pack, o=out, s=lse, k=sink: p(o, s, k))
+        if g.accepts("merge_partials"):
+            fused = FusedRoute(g)
+            row["fused"] = ranks.measure(world, lambda f=fused, o=out, s=lse, k=sink: f(o, s, k))
+            row["landed"] = ranks.measure(world, lambda n=rows, k=sink: landed(g, n, k))
+        found.append(row)
+    if args.stress:
+        stress(g, args.stress, bound)
+    if args.rank == 0:
+        print(json.dumps(found))
+    world.barrier()
+
+
+def landed(g: Group, rows: int, sink: Tensor) -> None:
+    """The exchange alone, where attention has written to the lent memory."""
+    lent = g.landing(rows, HEADS, WIDTH, torch.bfloat16)
+    assert lent is not None
+    g.merge_partials(*lent, sink)
+
+
+def inputs(size: int, me: int, bound: ops.Ops) -> list[Inputs]:
+    """Partials of every member and their merge, for the own heads: the same on every rank."""
+    made = []
+    rng = torch.Generator().manual_seed(7)
+    heads = 2
+    for i in range(SETS):
+        rows = i % 4
+        outs = [torch.randn(rows, size * heads, 64, generator=rng).bfloat16() for _ in range(size)]
+        stats = [torch.randn(rows, size * heads, generator=rng) * 4 for _ in range(size)]
+        stats[i % size][:, ::3] = -torch.inf
+        sink = torch.randn(heads, generator=rng)
+        own = slice(me * heads, (me + 1) * heads)
+        parts = torch.stack([o[:, own] for o in outs]), torch.stack([s[:, own] for s in stats])
+        made.append((outs, stats, sink, bound.merge_partials(*parts, sink=sink)[0]))
+    return made
+
+
+def stress(g: Group, times: int, bound: ops.Ops) -> None:
+    """SystemExit at the first exchange that differs in a bit. The last member is late at random."""
+    cases = inputs(g.size, g.me, bound)
+    late = torch.rand(times, generator=torch.Generator().manual_seed(1)) < 0.02
+    for i, wait in enumerate(late.tolist()):
+        outs, stats, sink, want = cases[i % SETS]
+        if wait and g.me == g.size - 1:
+            time.sleep(1e-4 * (i % 7))
+        got = g.merge_partials(outs[g.me], stats[g.me], sink)
+        if not torch.equal(got, want):
+            raise SystemExit(f"exchange {i} on rank {g.me} differs from the merge of all partials")
+
+
+def stress_threads(size: int, times: int) -> None:
+    bound = ops.bind("cpu", threads=1)
+    world = ThreadWorld(merge=bound.merge_partials)
+    failed: list[BaseException] = []
+
+    def body(rank: int) -> None:
+        everyone = tuple(range(size))
+        try:
+            stress(Group(everyone, rank, world.transport(everyone, rank)), times, bound)
+        except BaseException as error:
+            failed.append(error)
+            world.abort()
+
+    threads = [threading.Thread(target=body, args=(r,)) for r in range(size)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if failed:
+        raise failed[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    ranks.add_arguments(parser)
+    parser.add_argument("--stress", type=int, default=0, metavar="N")
+    args = parser.parse_args()
+    if args.rank is not None:
+        return rank_main(args)
+    shm = ranks.run("shm", args.ranks, True, ["--stress", str(args.stress)])
+    gloo = [ranks.run("gloo", args.ranks, pinned, []) for pinned in (True, False)]
+    rows = []
+    for i, row in enumerate(shm):
+        pinned, unpinned = gloo[0][i]["a2a"]["us"], gloo[1][i]["a2a"]["us"]
+        row = {**row, "gloo_pinned_us": pinned, "gloo_unpinned_us": unpinned}
+        row["times_faster"] = round(min(pinned, unpinned) / row["fused"]["us"], 1)
+        if args.ranks == 2:
+            reach = REACH[row["B"]]
+            row |= {"reach_us": reach, "ok": row["fused"]["us"] <= reach}
+        rows.append(row)
+        print(json.dumps(row))
+    if args.stress:
+        start = time.perf_counter()
+        stress_threads(args.ranks, args.stress)
+        rows.append(
+            {"stress": args.stress, "bit_equal": True, "threads_s": time.perf_counter() - start}
+        )
+        print(json.dumps(rows[-1]))
+    ranks.save(args.json, {"ranks": args.ranks, "H": HEADS, "D": WIDTH, "rows": rows})
+    if not all(row.get("ok", True) for row in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
