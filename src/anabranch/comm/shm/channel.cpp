@@ -16,7 +16,8 @@ constexpr const char* kNames[] = {"barrier", "all_gather", "reduce_scatter", "al
 constexpr int64_t kPage = 4096;
 constexpr int64_t kBlock = 64 << 10;  // bytes a thread copies or sums at a time
 constexpr int64_t kTable = kMaxRanks * sizeof(int64_t);  // sizes at the start of an all_to_all's slots
-constexpr int64_t kSmallSum = 32 << 10;  // bytes read by all_reduce's one-wait form before two waits are cheaper
+// Bytes all members put into an all_reduce up to which one wait is cheaper than two: of a pair, of more.
+constexpr int64_t kSmallPair = 128 << 10, kSmallSum = 32 << 10;
 
 int64_t up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 int64_t down(int64_t n, int64_t unit) { return n / unit * unit; }
@@ -206,7 +207,7 @@ void Channel::all_reduce_small(Type type, const char* x, char* out, int64_t byte
 // Above that, each member sums a share and all gather the shares: equal in bits, as every element is
 // still summed once, in member order.
 void Channel::all_reduce(Type type, const char* x, char* out, int64_t bytes) {
-  if (n_ == 2 || bytes * n_ <= kSmallSum) return all_reduce_small(type, x, out, bytes);
+  if (bytes * n_ <= (n_ == 2 ? kSmallPair : kSmallSum)) return all_reduce_small(type, x, out, bytes);
   const int64_t unit = down(slot_ / n_, 64) * n_;
   for (int64_t r = 0; r < rounds_of(bytes, unit); ++r) {
     const Span now = within(bytes, r, unit);
