@@ -1,4 +1,4 @@
-"""Every written step is true, splits share no template and no numbers, equal seeds give equal text."""
+"""Every written step is true, splits share nothing, equal seeds give equal problems."""
 
 import itertools
 import re

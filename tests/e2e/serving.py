@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +23,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def served(*flags: str, timeout: float = 240.0) -> Iterator[str]:
-    """The address of `anabranch serve FLAGS`, ready to answer; it is ended on the way out."""
+def running(*flags: str, timeout: float = 240.0) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Address and process of `anabranch serve FLAGS`, ready to answer; ended on the way out."""
     port = free_port()
     command = [sys.executable, "-m", "anabranch.cli.main", "serve", "--port", str(port), *flags]
     env = {**os.environ, "PYTHONPATH": str(SRC)}
@@ -32,7 +32,7 @@ def served(*flags: str, timeout: float = 240.0) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     try:
         wait_ready(url, server, timeout)
-        yield url
+        yield url, server
     finally:
         server.send_signal(signal.SIGTERM)
         try:
@@ -40,6 +40,57 @@ def served(*flags: str, timeout: float = 240.0) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
+
+
+@contextmanager
+def served(*flags: str, timeout: float = 240.0) -> Iterator[str]:
+    """The address of `anabranch serve FLAGS`, ready to answer; it is ended on the way out."""
+    with running(*flags, timeout=timeout) as (url, _):
+        yield url
+
+
+def descendants(pid: int) -> list[int]:
+    """Every living process below `pid`, parents first."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = [int(child) for child in task.read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for child in children:
+            found += [child, *descendants(child)]
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time a process has used (proc(5): utime and stime, in clock ticks)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def alive(pid: int) -> bool:
+    """Runs or is stopped; a zombie that waits for its parent is not alive."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def metric(url: str, name: str) -> float:
+    """A value of /metrics; `name` without the prefix, with its labels."""
+    for line in httpx.get(f"{url}/metrics", timeout=30).text.splitlines():
+        if line.startswith(f"anabranch_{name} "):
+            return float(line.split()[1])
+    raise AssertionError(f"no metric {name}")
+
+
+def comes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    stop = time.monotonic() + seconds
+    while time.monotonic() < stop:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return condition()
 
 
 def wait_ready(url: str, server: subprocess.Popen[bytes], timeout: float) -> None:
