@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from tests.layouts import prompt, resolved, run_layout
-from tests.models.tiny import make
+from tests.models.tiny import DEEPSEEK_V4, make
 
 from anabranch.core.arch import Hyper
 from anabranch.core.arch_reader import read_arch
@@ -90,6 +90,12 @@ def test_cuts_of_output_groups_are_refused(tiny) -> None:
             resolved(arch, **flags)
         assert caught.value.numbers["group"] == 24 // groups
         assert caught.value.nearest
+
+
+def test_released_config_gives_the_same_facts(tiny) -> None:
+    """The release lists compress_ratios and num_hash_layers, transformers 5 types of layers."""
+    released = {"architectures": ["DeepseekV4ForCausalLM"], "dtype": "float32", **DEEPSEEK_V4}
+    assert read_arch(released) == read_arch(tiny.config)
 
 
 def test_compressors_are_refused(tiny) -> None:

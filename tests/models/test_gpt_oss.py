@@ -112,3 +112,11 @@ def test_absent_parameters_are_absent(tiny) -> None:
     gone = {p.name for p in full} - {p.name for p in less}
     each = {"q_bias", "k_bias", "v_bias", "o_bias", "sinks"}
     assert gone == {f"layers.{i}.attn.{part}" for i in range(3) for part in each}
+
+
+def test_released_config_gives_the_same_facts(tiny) -> None:
+    """The release writes rope_scaling and rope_theta, transformers 5 rope_parameters."""
+    rope = dict(tiny.config["rope_parameters"])
+    written = {k: v for k, v in tiny.config.items() if k != "rope_parameters"}
+    released = written | {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    assert read_arch(released) == read_arch(tiny.config)

@@ -92,7 +92,7 @@ def test_decode_reads_the_owned_heads_of_resident_weights(split) -> None:
             dim, head = _expected(name, run.arch, part)
             if part == "o_b":  # heads 0..5 of 12 are output group 0 of 2
                 want = whole[:, 20 * (first // 6) : 20 * (first // 6 + 1)]
-            elif part == "o_a":
+            elif part in ("o_a", "o"):  # blocks of the heads that one rank owns
                 want = whole[first // 6 : first // 6 + 1]
             else:
                 want = whole.narrow(dim, first * head, 6 * head)
@@ -175,6 +175,18 @@ def test_replicated_decode_reads_everything() -> None:
     reads = decode_reads(run.arch, place, recipe, run.dtype)
     assert reads.read == reads.held > 0 and reads.saving == 0
     assert decode_notes(run) == ()
+
+
+def test_parameters_that_a_model_lacks_are_absent_from_its_recipe() -> None:
+    """T4: without q_lora there is no q_a, no norm of it, and q reads the hidden rows."""
+    arch = mla_arch()
+    bare = dataclasses.replace(arch, attn=dataclasses.replace(arch.attn, q_lora=None))
+    (full,), (less,) = (recipes(resolved(a), a) for a in (arch, bare))
+    gone = {p.name for p in full} - {p.name for p in less}
+    assert gone == {f"layers.{i}.attn.{part}" for i in (0, 1) for part in ("q_a", "q_a_norm")}
+    assert not any("bias" in p.name and ".attn." in p.name for p in full)
+    (q,) = (p for p in less if p.name == "layers.0.attn.q")
+    assert q.sources[0].name.endswith("q_proj.weight") and q.shape[1] == arch.hidden
 
 
 def test_decode_tp_without_cp_is_refused_with_the_reason() -> None:

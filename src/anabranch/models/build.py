@@ -33,7 +33,7 @@ from anabranch.nn.attention.kernel import ExpandedKernel, GqaKernel, LatentKerne
 from anabranch.nn.attention.mla import MlaAttention, MlaPhase
 from anabranch.nn.boundary import Add, Combine
 from anabranch.nn.ffn import DenseFfn, GatedMlp, MoeFfn
-from anabranch.nn.linear import Dense
+from anabranch.nn.linear import ColumnBlocks, Dense
 from anabranch.nn.moe.dispatch import AllToAllDispatch, Dispatcher, GatherDispatch
 from anabranch.nn.moe.experts import Experts
 from anabranch.nn.moe.router import Router, TopKRouter
@@ -169,8 +169,7 @@ class Builder:
 
     def _gqa(self, attn: GQA, index: int, name: str) -> GqaAttention:
         width = attn.head_dim
-        q, o = self.linear(f"{name}.q"), self.linear(f"{name}.o")
-        o = Dense(o.weight)
+        q, o = self.linear(f"{name}.q"), ColumnBlocks(self.weights[f"{name}.o"])
         window = attn.windows[index] if attn.windows else None
         sinks = self.weights.get(f"{name}.sinks")
         phases = {}
@@ -201,7 +200,7 @@ class Builder:
 
     def _mla(self, attn: MLA, name: str) -> MlaAttention:
         head = attn.nope + attn.rope
-        q, o = self.linear(f"{name}.q"), Dense(self.weights[f"{name}.o"])
+        q, o = self.linear(f"{name}.q"), ColumnBlocks(self.weights[f"{name}.o"])
         kv_b = self.weights[f"{name}.kv_b"]
         zeros = torch.zeros(attn.heads, dtype=torch.int32, device=self.device)
         phases = {}

@@ -71,10 +71,15 @@ def gqa(arch: Arch, place: Place, local: str, name: str) -> list[Param]:
 
 
 def output(arch: Arch, place: Place, local: str, name: str, heads: int, width: int) -> list[Param]:
-    """o_proj: its inputs are cut by resident heads."""
-    cut = (place.heads.start * width, place.heads.stop * width)
-    source = Source(f"{name}.o_proj.weight", (arch.hidden, heads * width), ((0, arch.hidden), cut))
-    return [Param(f"{local}.o", source.local_shape, (source,), heads="outputs")]
+    """o_proj: its inputs are cut by resident heads, and lie in blocks of the heads that one rank
+    owns in decode, so that a decode slice is one run of memory."""
+    unit, name = len(place.owned) * width, f"{name}.o_proj.weight"
+    sources = tuple(
+        Source(name, (arch.hidden, heads * width), ((0, arch.hidden), (start, start + unit)))
+        for start in range(place.heads.start * width, place.heads.stop * width, unit)
+    )
+    shape = (len(sources), arch.hidden, unit)
+    return [Param(f"{local}.o", shape, sources, heads="outputs")]
 
 
 def mla(arch: Arch, place: Place, local: str, name: str) -> list[Param]:

@@ -36,3 +36,30 @@ class Dense:
 
     def columns(self, start: int, stop: int) -> "Dense":
         return Dense(self.weight[:, start:stop])
+
+
+@dataclass(frozen=True)
+class ColumnBlocks:
+    """weight [blocks, out, in / blocks]: inputs in blocks that each lie in one run of memory, as a
+    slice of whole blocks does. The blocks' products are added in their order."""
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        first, *others = self.weight.unbind(0)
+        parts = x.chunk(len(self.weight), dim=-1)
+        y = F.linear(parts[0], first)
+        for part, block in zip(parts[1:], others, strict=True):
+            y += F.linear(part, block)
+        return y
+
+    def rows(self, start: int, stop: int) -> "ColumnBlocks":
+        return ColumnBlocks(self.weight[:, start:stop])
+
+    def columns(self, start: int, stop: int) -> "ColumnBlocks":
+        """Whole blocks, or a part of one."""
+        width = self.weight.shape[2]
+        first, last = start // width, -(-stop // width)
+        low, high = start - first * width, stop - (last - 1) * width
+        assert last - first == 1 or (low, high) == (0, width), (start, stop, width)
+        return ColumnBlocks(self.weight[first:last, :, low:high])

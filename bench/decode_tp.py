@@ -1,0 +1,111 @@
+"""What decode attention TP over replicated weights saves: ``python bench/decode_tp.py``.
+
+A model whose attention is most of what a rank reads, cp 2, batch 1 and 8: the time of a decoded
+token with heads replicated over the cp ranks and with heads cut over them, both loaded in one run
+and measured in turn, beside what the bytes read per token predict.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from anabranch.core.config import EngineConfig
+from anabranch.core.request import SamplingParams
+from anabranch.engine.llm import LLM
+from anabranch.engine.prepare import prepare
+from anabranch.layout.choice import Place
+from anabranch.models.reads import Reads, decode_reads
+from anabranch.models.registry import family
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 8192,
+    "hidden_size": 1024,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 1024,
+    "torch_dtype": "bfloat16",
+}
+Row = dict[str, float]
+
+
+def reads_of(config: EngineConfig) -> Reads:
+    """What rank 0 reads per token under a configuration."""
+    run = prepare(config).run
+    place = Place(run.layout, run.layout.ownership(run.arch.heads, run.arch.kv_heads), 0)
+    return decode_reads(run.arch, place, family(run.arch).recipe(run.arch, place), run.dtype)
+
+
+def token_time(llm: LLM, batch: int, tokens: int) -> float:
+    """Seconds of one decode step of `batch` requests: what `tokens` more of them take."""
+
+    def seconds(count: int) -> float:
+        sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+        prompts = [[(7 * b + t) % 8192 for t in range(32)] for b in range(batch)]
+        start = time.perf_counter()
+        llm.generate(prompts, sampling)
+        return time.perf_counter() - start
+
+    return (seconds(tokens + 1) - seconds(1)) / tokens
+
+
+def measure(folder: Path, args: argparse.Namespace) -> list[Row]:
+    common = {
+        "tp": 2, "attn_cp": 2, "dcp": args.dcp, "load_format": "dummy", "ranks": args.ranks,
+        "kv_pages": 64, "prefix_cache": False,
+    }  # fmt: skip
+    reads = reads_of(EngineConfig(model=str(folder), decode_attn="tp", **common))
+    rows: list[Row] = []
+    with (
+        LLM(folder, decode_attn="replicated", **common) as whole,
+        LLM(folder, decode_attn="tp", **common) as split,
+    ):
+        for batch in args.batch:
+            times: tuple[list[float], list[float]] = ([], [])
+            for turn in range(args.turns + 1):
+                for llm, taken in zip((whole, split), times, strict=True):
+                    once = token_time(llm, batch, args.tokens)
+                    if turn:  # the first warms up
+                        taken.append(once)
+            before, after = (1e3 * statistics.median(taken) for taken in times)
+            total, kept = reads.held + reads.other, reads.read + reads.other
+            row = {
+                "batch": batch,
+                "itl_replicated_ms": before,
+                "itl_decode_tp_ms": after,
+                "ratio": before / after,
+                "bytes_replicated": total,
+                "bytes_decode_tp": kept,
+                "predicted_ratio": total / kept,
+                "attention_share": reads.held / total,
+                "of_predicted_saving": (1 - after / before) / reads.saving,
+            }
+            print("  ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
+            rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--tokens", type=int, default=48, help="decoded tokens of a measurement")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--dcp", type=int, default=1, help="KV stripes: 1 (whole) or 2")
+    parser.add_argument("--ranks", default="processes", choices=("processes", "threads"))
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "config.json").write_text(json.dumps(MODEL))
+        rows = measure(Path(name), args)
+    if args.json is not None:
+        args.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
