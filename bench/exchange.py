@@ -1,10 +1,10 @@
 """The fused exchange beside pack + gloo all_to_all + merge: `python bench/exchange.py --ranks 2`.
 
 H 16, D 512, bf16, B 1, 8, 32: one layer's partials to their owners. The baseline is our own C++
-pack and merge around gloo, the better of pinned and unpinned; `a2a` is the same around
-shared memory; `landed` is fused where attention wrote to the lent memory. `--stress N` makes N fused
-exchanges with random delays on one rank, over processes and over threads, each compared bit for bit
-with the merge of all members' partials.
+pack and merge around gloo, the better of pinned and unpinned; `a2a` is the same around shared
+memory. `stored` and `landed` are fused behind an attention's stores, to memory of its own and to
+the memory that the group lends. `--stress N` makes N fused exchanges with random delays on one rank,
+over processes and over threads, each compared bit for bit with the merge of all members' partials.
 """
 
 import argparse
@@ -44,7 +44,9 @@ def rank_main(args: argparse.Namespace) -> None:
         if g.accepts("merge_partials"):
             fused = FusedRoute(g)
             row["fused"] = ranks.measure(world, lambda f=fused, o=out, s=lse, k=sink: f(o, s, k))
-            row["landed"] = ranks.measure(world, lambda n=rows, k=sink: landed(g, n, k))
+            for name, job in (("stored", stored), ("landed", landed)):
+                args_ = g, out, lse, sink
+                row[name] = ranks.measure(world, lambda j=job, a=args_: j(*a))
         found.append(row)
     if args.stress:
         stress(g, args.stress, bound)
@@ -53,10 +55,17 @@ def rank_main(args: argparse.Namespace) -> None:
     world.barrier()
 
 
-def landed(g: Group, rows: int, sink: Tensor) -> None:
-    """The exchange alone, where attention has written to the lent memory."""
-    lent = g.landing(rows, HEADS, WIDTH, torch.bfloat16)
+def stored(g: Group, out: Tensor, lse: Tensor, sink: Tensor) -> None:
+    """An attention that stores its partials in memory of its own, then the exchange."""
+    g.merge_partials(out.clone(), lse.clone(), sink)
+
+
+def landed(g: Group, out: Tensor, lse: Tensor, sink: Tensor) -> None:
+    """An attention that stores its partials in the lent memory, then the exchange."""
+    lent = g.landing(*out.shape, out.dtype)
     assert lent is not None
+    lent[0].copy_(out)
+    lent[1].copy_(lse)
     g.merge_partials(*lent, sink)
 
 

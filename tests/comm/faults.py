@@ -7,6 +7,7 @@ import time
 import torch
 
 from anabranch.comm.group import CommError, Group
+from anabranch.comm.worlds import open_world
 
 
 def group_of(world, rank: int, size: int) -> Group:
@@ -92,6 +93,15 @@ def exchange_time(world, rank: int, size: int, times: int, core_mask: int | None
         taken.append(time.perf_counter() - start)
         assert i % 50 or all(bool((out[16 * r] == r).all()) for r in range(size))
     return sorted(taken)[times // 2]
+
+
+def second_world(world, rank: int, size: int, url: str) -> int:
+    """Another world of the same process, over a store at a url; both go on working."""
+    other = open_world(f"gloo:{url}", rank, size, 20.0)
+    mine = other.transport((0, 1), rank).all_gather(torch.tensor([rank + 1]), [1, 1])
+    world.barrier()
+    other.barrier()
+    return int(mine.sum())
 
 
 def memory_held(world, rank: int, size: int) -> list[str]:

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import threading
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -67,6 +68,7 @@ def _child(pipe: Connection, text: str, fd: int, rank: int, size: int, limit: fl
            slot: int | None, body: Body, args: tuple) -> None:  # fmt: skip
     faulthandler.dump_traceback_later(limit, exit=True)
     torch.set_num_threads(1)
+    warnings.simplefilter("error", FutureWarning)  # on every torch of the range
     try:
         world = join(text_with(text, fd), rank, size, timeout, slot)
         result = body(world, rank, size, *args)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -106,6 +107,14 @@ def test_other_files_are_refused(tmp_path) -> None:
     with path.open("r+b") as file, pytest.raises(ValueError, match="not the ranks' memory file"):
         open_world(f"shm:{file.fileno()}:{'00' * 16}", 0, 1)
     assert path.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("scheme", ("tcp", "file"))
+def test_two_worlds_in_one_process(scheme: str, tmp_path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    url = f"tcp://127.0.0.1:{port}" if scheme == "tcp" else f"file://{tmp_path}/store"
+    assert run_processes("shm", 2, faults.second_world, url) == [3, 3]
 
 
 def test_unknown_names_are_refused() -> None:

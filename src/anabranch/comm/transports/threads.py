@@ -36,9 +36,8 @@ class Hub:
         except threading.BrokenBarrierError:
             absent = [r for r, v in zip(self.members, self._verbs, strict=True) if v is None]
             raise CommError(
-                f"{verb} among ranks {self.members}: "
-                f"rank {', '.join(map(str, absent)) or 'unknown'} did not arrive within "
-                f"{self.timeout:g} s, or a rank failed"
+                f"{verb} among ranks {self.members}: a peer did not arrive within "
+                f"{self.timeout:g} s, or failed: rank {', '.join(map(str, absent)) or 'unknown'}"
             ) from None
         self._verbs[me] = None
 
