@@ -1,6 +1,7 @@
 """Attention ops against double precision: pages, windows, sinks, empties, poison."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -173,6 +174,29 @@ def test_a_long_row_is_cut_and_joined_in_order(bind: Bind) -> None:
     for _ in range(10):
         again = run()
         assert torch.equal(again[0], first[0]) and torch.equal(again[1], first[1])
+
+
+@pytest.mark.timeout(60)
+def test_ranks_as_threads_do_not_meet(bind: Bind) -> None:
+    """Four threads with ops of their own, each over a team: every result as if alone."""
+    p = pages([700, 3, 0, 90], 2 * 2 * 32, 64, torch.float32)
+    kv_map = torch.tensor([0, 0, 1, 1], dtype=torch.int32)
+
+    def run(rank: int) -> list[Tensor]:
+        bound = bind(2)
+        gen = torch.Generator().manual_seed(rank)
+        q = torch.randn(4, 4, 32, generator=gen)
+        return [
+            bound.attend_paged_gqa(
+                q, p.pool, p.table, p.lens, page_slots=64, kv_map=kv_map, scale=0.3
+            )[0]
+            for _ in range(20)
+        ]
+
+    alone = [run(rank)[0] for rank in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for rank, found in enumerate(pool.map(run, range(4))):
+            assert all(torch.equal(x, alone[rank]) for x in found)
 
 
 @pytest.mark.parametrize("stripes", [2, 3, 4])
