@@ -45,7 +45,7 @@ BY_MODULE_PATH = {"engine": {"worker", "models", "nn", "kv", "comm", "ops"}}
 LOADED_BY_PATH = {"engine/ranks.py"}
 """Files that only processes running ranks load, by module path."""
 
-TORCH_FREE_MODULES = {"anabranch.comm.endpoint"}
+TORCH_FREE_MODULES = {"anabranch.comm.endpoint", "anabranch.models.reads"}
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, bool]]:

@@ -32,9 +32,7 @@ def outcomes(report: Path) -> dict[str, bool]:
         at = next((i for i, p in enumerate(parts) if p.startswith("test_")), len(parts) - 1)
         path = "/".join(parts[: at + 1]) + ".py"
         key = "::".join([path, *parts[at + 1 :], name])
-        ran = all(
-            case.find(tag) is None for tag in ("skipped", "failure", "error")
-        )
+        ran = all(case.find(tag) is None for tag in ("skipped", "failure", "error"))
         result[key] = result.get(key, True) and ran
     return result
 

@@ -1,6 +1,6 @@
 """The size report: lines of Python per room, the longest files, the total against the budget.
 
-    python tools/size.py
+python tools/size.py
 """
 
 import ast

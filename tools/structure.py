@@ -25,7 +25,11 @@ def summary(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     paragraph = " ".join(text.split("\n\n")[0].split())
     end = next(
-        (i + 1 for i, c in enumerate(paragraph) if c == "." and paragraph[i + 1 : i + 2] in (" ", "")),
+        (
+            i + 1
+            for i, c in enumerate(paragraph)
+            if c == "." and paragraph[i + 1 : i + 2] in (" ", "")
+        ),
         len(paragraph),
     )
     return paragraph[:end]
