@@ -89,8 +89,8 @@ def _first_token(http: httpx.Client, begin: float) -> float:
 
 
 def machine() -> str:
-    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().split("\n")
-             if line.startswith("model name")]  # fmt: skip
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else platform.machine()}"
 
 
