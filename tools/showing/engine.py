@@ -165,8 +165,9 @@ def startup() -> tuple[Measured, bool]:
     if pulled.returncode:
         return {"pull": pulled.stderr[-300:]}, False
     measured = json_of(["bench/startup.py"])
-    rows = measured["rows"]
-    assert isinstance(rows, list)
+    result = measured.pop("result")
+    assert isinstance(result, dict)
+    rows = measured["rows"] = result["rows"]
     return measured, all(r["wanted"] is None or r["seconds"] <= r["wanted"] for r in rows)
 
 
