@@ -1,8 +1,9 @@
 """Every verb and v-form over shared memory and gloo: `python bench/collectives.py --ranks 2`.
 
-Bytes are those each rank puts into the verb. gloo is the better of pinned and unpinned; shm_c_us is
-the C++ verb into a given result, without the allocation of a tensor. bound_us: a plain copy, flag
-and read between the same two ranks. Ends with 1 when a target that applies is missed.
+Bytes are those each rank puts into the verb. gloo is the better of pinned and unpinned; c_us is the
+C++ verb into a given result, without the making of a tensor. The plain copies are a bound: the same
+bytes copied twice within each rank, all ranks at once, with no flag and no peer. Ends with 1 when a
+target that applies is missed.
 """
 
 import argparse

@@ -3,8 +3,8 @@
 H 16, D 512, bf16, B 1, 8, 32: one layer's partials to their owners. The baseline is our own C++
 pack and merge around gloo, the better of pinned and unpinned; `a2a` is the same around shared
 memory. `stored` and `landed` are fused behind an attention's stores, to memory of its own and to
-the memory that the group lends. `--stress N` makes N fused exchanges with random delays on one rank,
-over processes and over threads, each compared bit for bit with the merge of all members' partials.
+the memory that the group lends. `--stress N` makes N fused exchanges with random delays on one
+rank, over processes and over threads, each equal in bits to the merge of all members' partials.
 """
 
 import argparse
