@@ -242,6 +242,8 @@ void rows_task(void* context, int worker, int64_t index) {
 }
 
 void attend_rows(const RowsArgs& a) {
+  const int64_t products = a.rows * a.keys * a.heads * (a.key_width + a.value_width);
+  const int threads = products < kSerialProducts ? 1 : a.threads;
   int64_t most = 1;
   for (int g = 0; g < a.groups.kv_heads; ++g) {
     const int64_t heads = a.groups.begin[g + 1] - a.groups.begin[g];
@@ -260,18 +262,18 @@ void attend_rows(const RowsArgs& a) {
     }
   }
   job.low = bounds, job.high = bounds + blocks;
-  job.room = (float*)malloc(a.threads * job.room_floats * sizeof(float));
-  job.seen = (uint8_t*)malloc(a.threads * job.rows_per_task * E);
+  job.room = (float*)malloc(threads * job.room_floats * sizeof(float));
+  job.seen = (uint8_t*)malloc(threads * job.rows_per_task * E);
   const int64_t count = job.row_blocks * a.groups.kv_heads;
   switch (a.type) {
     case Type::f32:
-      run_tasks(a.threads, count, rows_task<float>, &job);
+      run_tasks(threads, count, rows_task<float>, &job);
       break;
     case Type::bf16:
-      run_tasks(a.threads, count, rows_task<Bf16>, &job);
+      run_tasks(threads, count, rows_task<Bf16>, &job);
       break;
     case Type::f16:
-      run_tasks(a.threads, count, rows_task<Half>, &job);
+      run_tasks(threads, count, rows_task<Half>, &job);
       break;
   }
   free(bounds);
