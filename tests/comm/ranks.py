@@ -6,7 +6,6 @@ Processes come from a fork server that has imported torch once. A body is a modu
 
 import faulthandler
 import multiprocessing
-import os
 import threading
 import traceback
 import warnings
@@ -167,7 +166,3 @@ def run_threads(
     failures = [r for r in results if isinstance(r, Failed)]
     assert not failures, failures
     return results
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))

@@ -188,8 +188,3 @@ def offsets(counts: Counts) -> list[int]:
 
 
 ALONE = Group((0,), 0)
-
-
-def cat(parts: Sequence[Tensor]) -> Tensor:
-    """torch.cat of one or more tensors along rows, without a copy for one."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
