@@ -145,6 +145,21 @@ def env(json: Json = False) -> int:
     return show(json)
 
 
+@cli.command()
+@flags(config=EngineConfig)
+def layout(
+    config: EngineConfig,
+    draw: Annotated[
+        Path | None, typer.Option(help="write a picture: FILE.svg, or FILE.png with Pillow")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Show who holds which rows, heads, experts and KV stripes, and what a layer moves."""
+    from anabranch.cli.layout import run
+
+    return run(config, draw, json)
+
+
 @evals.command()
 @flags(config=EngineConfig)
 def arithmetic(

@@ -56,9 +56,6 @@ class MoeFfn:
 
     def __call__(self, x: Tensor, step: StepInputs) -> Tensor:
         ids, weights = self.router(x, step)
-        y = self.dispatch(x, ids, weights, self.experts, step)
-        if self.shared is None:
-            return y
-        if self.shared_cut:
-            return y + leave_ffn(step, self.shared.slice(enter_ffn(step, x)))
-        return y + self.shared.slice(x)
+        cut = self.shared.slice if self.shared is not None and self.shared_cut else None
+        y = self.dispatch(x, ids, weights, self.experts, step, cut)
+        return y if self.shared is None or self.shared_cut else y + self.shared.slice(x)

@@ -3,6 +3,7 @@
 Both take residual rows with their ids and weights (the router has run) and give residual rows back.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,12 +15,22 @@ from anabranch.nn.boundary import enter_ffn, enter_rows, leave_ffn, leave_rows
 from anabranch.nn.moe.experts import Experts
 from anabranch.nn.step import StepInputs
 
+Beside = Callable[[Tensor], Tensor]
+"""Rows [M, d] -> partial output [M, d] of a block that is cut by width over every rank."""
+
 
 class Dispatcher(Protocol):
     def __call__(
-        self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, step: StepInputs
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        experts: Experts,
+        step: StepInputs,
+        beside: Beside | None,
     ) -> Tensor:
-        """x [M, d], ids int64 [M, k], weights fp32 [M, k] -> routed output [M, d]."""
+        """x [M, d], ids int64 [M, k], weights fp32 [M, k] -> routed output [M, d], with that of
+        `beside` added."""
         ...
 
 
@@ -30,10 +41,19 @@ class GatherDispatch:
     """
 
     def __call__(
-        self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, step: StepInputs
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        experts: Experts,
+        step: StepInputs,
+        beside: Beside | None,
     ) -> Tensor:
-        x, ids, weights = enter_ffn(step, x), enter_ffn(step, ids), enter_ffn(step, weights)
-        return leave_ffn(step, experts(x, ids, weights))
+        routes = torch.cat((ids.to(torch.int32), weights.view(torch.int32)), dim=1)
+        x, routes = enter_ffn(step, x), enter_ffn(step, routes)
+        ids, weights = routes.chunk(2, dim=1)
+        part = experts(x, ids.long(), weights.contiguous().view(torch.float32))
+        return leave_ffn(step, part if beside is None else part + beside(x))
 
 
 @dataclass(frozen=True)
@@ -49,8 +69,15 @@ class AllToAllDispatch:
     holder: Tensor
 
     def __call__(
-        self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, step: StepInputs
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        experts: Experts,
+        step: StepInputs,
+        beside: Beside | None,
     ) -> Tensor:
+        y = None if beside is None else leave_ffn(step, beside(enter_ffn(step, x)))
         x, ids, weights = enter_rows(step, x), enter_rows(step, ids), enter_rows(step, weights)
         wanted = torch.zeros(len(x), self.group.size, dtype=torch.bool)
         wanted.scatter_(1, self.holder[ids].flatten(1), True)
@@ -68,4 +95,5 @@ class AllToAllDispatch:
         for n in there:
             total.index_add_(0, row[at : at + n], out[at : at + n].float())
             at += n
-        return leave_rows(step, total.to(x.dtype))
+        routed = leave_rows(step, total.to(x.dtype))
+        return routed if y is None else routed + y
