@@ -1,7 +1,7 @@
 """Test harness: a model under any layout on thread ranks, driven by the real scheduler.
 
-`run` returns per-position logits of scoring requests and greedy tokens of others, so that a layout is
-compared with one process step by step, never by text.
+`run` returns per-position logits of scoring requests and greedy tokens of others, so that a layout
+is compared with one process step by step, never by text.
 """
 
 import dataclasses
@@ -55,7 +55,9 @@ def gqa_arch(heads: int = 24, kv_heads: int = 4, layers: int = 2) -> Arch:
 
 
 class SharpReader(DummyReader):
-    """Dummy weights that show mistakes: attention logits of std near 3, a shared expert scaled x4."""
+    """Dummy weights that show mistakes: attention logits of std near 3, a shared expert scaled
+    x4.
+    """
 
     def read(self, source: Source) -> torch.Tensor:
         value = super().read(source)

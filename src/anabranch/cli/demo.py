@@ -21,7 +21,7 @@ from anabranch.text.template import ChatTemplate
 PROBLEMS = 24
 LONGEST = 320  # tokens; a solution has fewer
 
-LAYOUTS: dict[str, dict[str, int | str]] = {
+LAYOUTS: dict[str, dict[str, int]] = {
     "one process": {},
     "DP attention: 2 replicas x TP 2": {"tp": 4, "attn_dp": 2},
     "CP 2 prefill, decode TP": {"tp": 2, "attn_cp": 2, "dcp": 1},
@@ -74,7 +74,7 @@ def run(folder: Path | None = None) -> int:
     return 0 if equal else 1
 
 
-def _row(flags: dict[str, int | str], questions: list[str]) -> Row:
+def _row(flags: dict[str, int], questions: list[str]) -> Row:
     with LLM(dtype="float32", max_model_len=1024, threads=1, **flags) as llm:
         assert llm.tokenizer is not None
         template = ChatTemplate.of(llm.tokenizer)

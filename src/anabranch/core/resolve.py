@@ -28,7 +28,9 @@ NOMINAL_ROWS = 8
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All choices made. Sizes in tokens; kv_pages per replica; kv_width elements of a rank's row."""
+    """All choices made. Sizes in tokens; kv_pages per replica; kv_width elements of a rank's
+    row.
+    """
 
     config: EngineConfig
     arch: Arch

@@ -16,7 +16,7 @@ _NATIVE_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 def probe(device: str = "auto") -> Machine:
     """Facts of the machine for `device`. ValueError if cuda is asked for and there is none."""
-    gpus = len([p for p in Path("/dev").glob("nvidia[0-9]*")])
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if device == "cuda" and gpus == 0:
         raise ValueError("--device cuda: this machine has no NVIDIA device; use --device cpu")
     return Machine(
@@ -29,7 +29,9 @@ def probe(device: str = "auto") -> Machine:
 
 
 def usable_memory() -> int:
-    """Bytes this process may still use: what the system has available, within its cgroup's limit."""
+    """Bytes this process may still use: what the system has available, within its cgroup's
+    limit.
+    """
     available = _meminfo("MemAvailable")
     for limit, usage in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),

@@ -1,7 +1,8 @@
 """What each parameter of a rank is made of: pure integers and names, so it tests without torch.
 
 A family's `recipe(arch, place)` returns one `Param` per parameter that exists (absent parameters
-are absent). `weights.load` reads exactly these slices. Quantised sources are sliced with their scales.
+are absent). `weights.load` reads exactly these slices. Quantised sources are sliced with their
+scales.
 """
 
 import math

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from anabranch import ops
+from anabranch.comm.debug import Checked, CollectiveTrace
 from anabranch.comm.group import Group, Trace, Transport
 from anabranch.comm.moves import row_moves
 from anabranch.core.resolve import RunConfig
@@ -54,6 +55,8 @@ class Groups:
             if len(members) > 1:
                 assert self.world is not None, "several ranks need a world"
                 transport = self.world.transport(members, me)
+                if "checksum" in self.run.config.debug_switches:
+                    transport = Checked(transport)
             self._made[members] = Group(members, me, transport, trace=self.trace)
         return self._made[members]
 
@@ -75,7 +78,9 @@ def build(
     world: World | None = None,
     trace: Trace | None = None,
 ) -> Worker:
-    """Load this rank's weights and make everything it works with."""
+    """Load this rank's weights and make everything it works with. trace: instead of the one that
+    --debug trace writes to --debug-dir.
+    """
     device = torch.device(run.device)
     layout, arch = run.layout, run.arch
     own = layout.ownership(arch.heads, arch.kv_heads)
@@ -86,6 +91,9 @@ def build(
     holders = [rank] if isinstance(share, Alone) else list(range(layout.mesh.world))
     recipes, me = [kin.recipe(arch, places[r]) for r in holders], holders.index(rank)
     weights = load(recipes, me, reader, dtype, share)
+    written = None
+    if "trace" in run.config.debug_switches and trace is None:
+        trace = written = CollectiveTrace.to_folder(run.config.debug_dir or "anabranch-trace", rank)
     groups = Groups(run, rank, world, trace)
     bound = ops.bind(run.device, run.config.ops)  # type: ignore[arg-type]
     model = kin.load_builder()(
@@ -109,4 +117,4 @@ def build(
     replica = layout.mesh.coord(rank).dp
     leads = rank == layout.mesh.rank(dp=replica)
     refit = partial(update, recipes, me, weights, dtype=dtype, share=share)
-    return Worker(rank, replica, leads, model, pool, seats, inputs, Sampler(), refit)
+    return Worker(rank, replica, leads, model, pool, seats, inputs, Sampler(), refit, written)

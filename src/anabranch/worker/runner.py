@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from anabranch.comm.debug import CollectiveTrace
 from anabranch.core.plan import ReplicaPlan, ReplicaResult, StepPlan
 from anabranch.kv.pool import Pool
 from anabranch.models.decoder import Decoder
@@ -32,6 +33,7 @@ class Worker:
     inputs: InputMaker
     sampler: Sampler
     refit: Callable[[Mapping[str, torch.Tensor]], None]
+    trace: CollectiveTrace | None = None
 
     def control(self, name: str, payload: bytes) -> bytes:
         """Between steps. update_weights: payload is a safetensors file of whole checkpoint
@@ -50,6 +52,8 @@ class Worker:
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> ReplicaResult | None:
         mine = plan.replicas[self.replica]
+        if self.trace is not None:
+            self.trace.step = plan.number
         self.seats.apply(plan.number, mine)
         self.pool.copy_pages(mine.copies)
         if not any(r.rows for r in plan.replicas):
