@@ -5,7 +5,7 @@ Prints a table and says whether all layouts gave one process's tokens; exit stat
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -21,12 +21,23 @@ from anabranch.text.template import ChatTemplate
 PROBLEMS = 24
 LONGEST = 320  # tokens; a solution has fewer
 
-LAYOUTS: dict[str, dict[str, int]] = {
-    "one process": {},
-    "DP attention: 2 replicas x TP 2": {"tp": 4, "attn_dp": 2},
-    "CP 2 prefill, decode TP": {"tp": 2, "attn_cp": 2, "dcp": 1},
-    "DCP 2: KV striped": {"tp": 2, "dcp": 2},
-    "CP 2, decode TP, DCP 2, DP 2, together": {"tp": 4, "attn_dp": 2, "attn_cp": 2, "dcp": 2},
+
+@dataclass(frozen=True)
+class Split:
+    """The layout flags of one row of the table."""
+
+    tp: int = 1
+    attn_dp: int = 1
+    attn_cp: int = 1
+    dcp: int | None = None
+
+
+LAYOUTS = {
+    "one process": Split(),
+    "DP attention: 2 replicas x TP 2": Split(tp=4, attn_dp=2),
+    "CP 2 prefill, decode TP": Split(tp=2, attn_cp=2, dcp=1),
+    "DCP 2: KV striped": Split(tp=2, dcp=2),
+    "CP 2, decode TP, DCP 2, DP 2, together": Split(tp=4, attn_dp=2, attn_cp=2, dcp=2),
 }
 
 
@@ -47,19 +58,18 @@ def run(folder: Path | None = None) -> int:
     truth: list[tuple[int, ...]] | None = None
     equal = True
     started = time.monotonic()
-    for name, flags in LAYOUTS.items():
+    for name, split in LAYOUTS.items():
         with console.status(f"{name} ..."):
-            row = _row(flags, [p.question for p in asked])
+            row = _row(split, [p.question for p in asked])
         tokens = [c.tokens for c in row.completions]
         truth = truth or tokens
         same = sum(a == b for a, b in zip(tokens, truth, strict=True))
         equal = equal and same == PROBLEMS
         right = sum(
-            extract_answer(c.text) == p.answer
-            for c, p in zip(row.completions, asked, strict=True)
+            extract_answer(c.text) == p.answer for c, p in zip(row.completions, asked, strict=True)
         )
         table.add_row(
-            name, str(flags.get("tp", 1)), f"{same}/{PROBLEMS}", f"{right}/{PROBLEMS}",
+            name, str(split.tp), f"{same}/{PROBLEMS}", f"{right}/{PROBLEMS}",
             f"{row.speed:.0f}", f"{row.kv_bytes:.0f}",
         )  # fmt: skip
         if folder is not None:
@@ -67,15 +77,18 @@ def run(folder: Path | None = None) -> int:
 
             folder.mkdir(parents=True, exist_ok=True)
             picture = folder / f"{name.split(':')[0].replace(' ', '-').lower()}.svg"
-            draw(EngineConfig(**flags), picture)  # type: ignore[arg-type]
+            draw(EngineConfig(**asdict(split)), picture)
     console.print(table)
     verdict = "every layout gave one process's tokens" if equal else "LAYOUTS DIFFER"
     console.print(f"{verdict}; {time.monotonic() - started:.0f} s")
     return 0 if equal else 1
 
 
-def _row(flags: dict[str, int], questions: list[str]) -> Row:
-    with LLM(dtype="float32", max_model_len=1024, threads=1, **flags) as llm:
+def _row(split: Split, questions: list[str]) -> Row:
+    with LLM(
+        dtype="float32", max_model_len=1024, threads=1, tp=split.tp,
+        attn_dp=split.attn_dp, attn_cp=split.attn_cp, dcp=split.dcp,
+    ) as llm:  # fmt: skip
         assert llm.tokenizer is not None
         template = ChatTemplate.of(llm.tokenizer)
         assert template is not None
