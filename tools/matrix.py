@@ -10,72 +10,16 @@ Exit code 1 if a cell failed. `--json` prints one JSON object {accepted, refused
 
 import argparse
 import json
-import multiprocessing
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from tests.matrix.cells import Cell, Census, attention_cells, dp_cells  # noqa: E402
-
-
-@dataclass(frozen=True)
-class Outcome:
-    cell: Cell
-    seconds: float
-    counts: Counter[str]
-    error: str | None
-
-
-class Runner:
-    """Runs cells in this process, keeping what one process answered from cell to cell."""
-
-    def __init__(self, seed: int) -> None:
-        import torch
-
-        torch.set_num_threads(1)
-        self.seed = seed
-        self.books: dict[str, object] = {}
-
-    def __call__(self, cell: Cell) -> Outcome:
-        from tests.matrix.scenario import trial
-
-        started = time.perf_counter()
-        counts: Counter[str] = Counter()
-        error = None
-        try:
-            counts = trial(cell, self.books, self.seed)  # type: ignore[arg-type]
-        except Exception as problem:  # a cell that breaks is a result, not the end of the run
-            error = f"{type(problem).__name__}: {problem}"
-        return Outcome(cell, time.perf_counter() - started, counts, error)
-
-
-_runner: Runner | None = None
-
-
-def _start(seed: int) -> None:
-    global _runner
-    _runner = Runner(seed)
-
-
-def _run(cell: Cell) -> Outcome:
-    assert _runner is not None
-    return _runner(cell)
-
-
-def outcomes(cells: list[Cell], seed: int, jobs: int) -> Iterator[Outcome]:
-    """Run cells over worker processes, cells of one model together."""
-    if jobs == 1:
-        yield from map(Runner(seed), cells)
-        return
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, _start, (seed,)) as pool:
-        yield from pool.imap_unordered(_run, cells)
+from tests.matrix.cells import Census, attention_cells, dp_cells  # noqa: E402
+from tests.matrix.run import outcomes  # noqa: E402
 
 
 def arguments() -> argparse.Namespace:
