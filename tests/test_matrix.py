@@ -1,7 +1,7 @@
 """A seeded sample of the layout matrix: what resolve accepts equals one process (ledger C2).
 
-`tools/matrix.py --full` runs every cell. Here the counts of accepted cells have a floor, each refusal
-a place, and the sample must meet what it claims: prefix hits, aborts, uneven rows, extends.
+`tools/matrix.py --full` runs every cell. Here the counts of accepted cells have a floor, each
+refusal a place, and the sample must meet what it claims: prefix hits, aborts, uneven rows, extends.
 """
 
 import os
@@ -47,8 +47,7 @@ def test_samples_cover_every_axis_split_and_model() -> None:
 
     def splits(cells: list[Cell]) -> set[tuple[object, ...]]:
         return {
-            tuple(c.settings[n] for n in ("tp", "attn_dp", "attn_cp", "dcp")) + (c.model,)
-            for c in cells
+            (c.model, *(c.settings[n] for n in ("tp", "attn_dp", "attn_cp", "dcp"))) for c in cells
         }
 
     assert splits(sample) == splits(census.accepted)
