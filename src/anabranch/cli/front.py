@@ -11,10 +11,12 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import httpx
 
 from anabranch.core.config import EngineConfig
+from anabranch.engine.early import Early
 from anabranch.server.options import ServeOptions
 from anabranch.server.run import address, hosting, listen, serve
 from anabranch.server.service import Service
@@ -25,8 +27,10 @@ DEMO_NAME = "anabranch-demo"
 _TIMEOUT = httpx.Timeout(3600.0, connect=10.0)
 
 
-def make_service(config: EngineConfig, options: ServeOptions) -> Service:
-    """The front of the model that `config` names; nothing is started yet.
+def make_service(
+    config: EngineConfig, options: ServeOptions, early: Early | None = None
+) -> Service:
+    """The front of the model that `config` names; early: the process that will be its engine.
 
     Under torchrun only rank 0 has a front: the other ranks serve it here, and end.
     """
@@ -46,13 +50,15 @@ def make_service(config: EngineConfig, options: ServeOptions) -> Service:
         tokenizer = Tokenizer.load(path)
         return tokenizer, ChatTemplate.of(tokenizer, options.chat_template)
 
-    return Service(replace(config, model=str(path)), options, names, EngineClient.start, load_text)
+    connect = partial(EngineClient.start, early=early)
+    return Service(replace(config, model=str(path)), options, names, connect, load_text)
 
 
-def run_server(config: EngineConfig, options: ServeOptions, as_json: bool) -> int:
+def run_server(
+    config: EngineConfig, options: ServeOptions, as_json: bool, early: Early | None
+) -> int:
     """Serve until told to end. Prints where, once requests can be served."""
-    options.check()
-    service = make_service(config, options)
+    service = make_service(config, options, early)
     sock = listen(options)
 
     def announce(url: str) -> None:

@@ -65,9 +65,13 @@ def demo(
 @flags(config=EngineConfig, options=ServeOptions)
 def serve(config: EngineConfig, options: ServeOptions, json: Json = False) -> int:
     """Serve MODEL (the packaged demo model if none is named) over OpenAI's API."""
-    from anabranch.cli.front import run_server
+    from anabranch.engine.early import early_engine
 
-    return run_server(config, options, json)
+    options.check()
+    with early_engine(config.tp) as early:  # before the imports of the server, which take a second
+        from anabranch.cli.front import run_server
+
+        return run_server(config, options, json, early)
 
 
 @cli.command()

@@ -7,16 +7,19 @@ it fails. Every stream then ends with an EngineError. Imports no torch.
 import asyncio
 import contextlib
 import socket
+import subprocess
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 from anabranch.core.config import EngineConfig
 from anabranch.core.messages import Abort, Fatal, Output, Ready, Shutdown, Stats, StatsQuery, Submit
 from anabranch.core.request import FieldError, Request
 from anabranch.engine.crew import RANK_MAKER
+from anabranch.engine.early import Early
 from anabranch.engine.prepare import Prepared, prepare
 from anabranch.engine.processes import how_it_ended, kill_group, spawn
 from anabranch.engine.protocol import (
@@ -52,11 +55,11 @@ class _Process:
     thread lives as long as the process.
     """
 
-    def __init__(self, channel: socket.socket, pulse_fd: int) -> None:
+    def __init__(self, start: Callable[[], "subprocess.Popen[bytes]"]) -> None:
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
-        self._channel, self._pulse_fd = channel, pulse_fd
+        self._start = start
         threading.Thread(target=self._live, name="engine process", daemon=True).start()
 
     async def pid(self) -> int:
@@ -64,12 +67,10 @@ class _Process:
 
     def _live(self) -> None:
         try:
-            process = spawn(self._channel, self._pulse_fd, new_group=True)
+            process = self._start()
         except BaseException as error:
             self._tell(self._started.set_exception, error)
             return
-        finally:
-            self._channel.close()
         self._tell(self._started.set_result, process.pid)
         self._tell(self._set_exited, process.wait())
 
@@ -102,12 +103,16 @@ class EngineClient:
 
     @staticmethod
     async def start(
-        config: EngineConfig, prepared: Prepared | None = None, maker: str = RANK_MAKER
+        config: EngineConfig,
+        prepared: Prepared | None = None,
+        maker: str = RANK_MAKER,
+        early: Early | None = None,
     ) -> "EngineClient":
         """Resolve the configuration and start the process tree; `wait_ready` waits for the model.
 
         Raises ValueError or Refusal, before any process starts, for what cannot run. prepared:
-        the configuration resolved before; maker: what makes the workers.
+        the configuration resolved before; maker: what makes the workers; early: the engine's
+        process, if it runs already.
         """
         if prepared is None:
             prepared = await asyncio.get_running_loop().run_in_executor(None, prepare, config)
@@ -115,9 +120,13 @@ class EngineClient:
         world = run.layout.mesh.world
         together = world == 1 or run.config.ranks == "threads"
         remote = place_of_process(run.config) is not None
-        pulse = Pulse.create(1 if together or remote else world)
-        mine, theirs = socket.socketpair()
-        process = _Process(theirs, pulse.fd)
+        if early is not None:
+            mine, pulse = early.channel, early.pulse
+            process = _Process(lambda: early.process)
+        else:
+            mine, theirs = socket.socketpair()
+            pulse = Pulse.create(1 if together or remote else world)
+            process = _Process(partial(_spawn, theirs, pulse.fd))
         channel = await AsyncChannel.open(mine)
         client = EngineClient(channel, pulse, process, await process.pid())
         endpoint = Endpoint(tuple(range(world)) if together else (0,), MEETING if remote else "")
@@ -280,6 +289,11 @@ class EngineClient:
     def _kill(self) -> None:
         if not self._process.exited.done():
             kill_group(self._pid)
+
+
+def _spawn(theirs: socket.socket, pulse_fd: int) -> "subprocess.Popen[bytes]":
+    with theirs:
+        return spawn(theirs, pulse_fd, new_group=True)
 
 
 def _launch(prepared: Prepared, maker: str, endpoint: Endpoint, together: bool) -> Launch:

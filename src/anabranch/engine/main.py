@@ -1,4 +1,4 @@
-"""What a process of the tree runs: `python -m anabranch.engine.main CHANNEL PULSE`.
+"""What a process of the tree runs: `python -m anabranch.engine.main CHANNEL PULSE [MODULE]`.
 
 The first message on the channel says whether it is the brain (slot 0: scheduler, rank 0, and the
 parent of the other ranks) or a rank. Ends with status 0 when the channel's other end says so or is
@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 import traceback
+from importlib import import_module
 
 from anabranch.core.messages import Fatal
 from anabranch.engine.brain import Brain
@@ -33,6 +34,7 @@ from anabranch.wire import Channel
 from anabranch.wire.ring import Ring, RingReader
 
 START_SECONDS = 60.0
+FETCH_SECONDS = 3600.0  # for a process that was started early: the model may have to be fetched
 GRACE_SECONDS = 4.0  # after a failure, before the tree kills itself; the front is quicker
 
 
@@ -92,13 +94,15 @@ def run_rank(launch: Launch, channel: Channel, pulse: Pulse) -> None:
     follow(worker, take, channel, pulse, launch.slot)
 
 
-def main(channel_fd: int, pulse_fd: int) -> int:
+def main(channel_fd: int, pulse_fd: int, preload: str = "") -> int:
     parent = os.getppid()
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's ^C is the front's to act on
     channel = Channel(socket.socket(fileno=channel_fd))
     pulse = Pulse(pulse_fd)
-    launch = TO_BRAIN.decode(channel.recv(START_SECONDS))
+    if preload:
+        import_module(preload)
+    launch = TO_BRAIN.decode(channel.recv(FETCH_SECONDS if preload else START_SECONDS))
     assert isinstance(launch, Launch), f"{type(launch).__name__} before the launch"
     watch = _Watch(pulse, parent, brain=launch.slot == 0)
     if launch.mask:
@@ -121,7 +125,7 @@ def main(channel_fd: int, pulse_fd: int) -> int:
 
 
 if __name__ == "__main__":
-    code = main(int(sys.argv[1]), int(sys.argv[2]))
+    code = main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads of torch and of ranks need not agree to an end

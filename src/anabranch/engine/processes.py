@@ -1,7 +1,8 @@
 """Starting and ending the processes of the tree. No torch, no messages: descriptors and signals.
 
-Every child runs `python -m anabranch.engine.main CHANNEL PULSE`, asks the kernel to be killed when
-its parent dies, and belongs to the brain's process group, so that one signal ends the whole tree.
+Every child runs `python -m anabranch.engine.main CHANNEL PULSE [MODULE]`, asks the kernel to be
+killed when its parent dies, and belongs to the brain's process group, so that one signal ends the
+whole tree.
 """
 
 import ctypes
@@ -16,17 +17,28 @@ _PR_SET_PDEATHSIG = 1
 
 
 def spawn(
-    channel: socket.socket, pulse_fd: int, fds: Sequence[int] = (), new_group: bool = False
+    channel: socket.socket,
+    pulse_fd: int,
+    fds: Sequence[int] = (),
+    new_group: bool = False,
+    preload: str = "",
 ) -> "subprocess.Popen[bytes]":
     """Start a process of the tree with its end of the channel, the pulse page and `fds`.
 
-    It finds modules where this process does. The thread that calls this must outlive the child: the
-    kernel takes a thread's end for the parent's.
+    It finds modules where this process does. preload: a module it loads before its launch comes,
+    for which it then waits longer. The thread that calls this must outlive the child: the kernel
+    takes a thread's end for the parent's.
     """
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     passed = (channel.fileno(), pulse_fd)
     return subprocess.Popen(
-        [sys.executable, "-m", "anabranch.engine.main", *map(str, passed)],
+        [
+            sys.executable,
+            "-m",
+            "anabranch.engine.main",
+            *map(str, passed),
+            *filter(None, [preload]),
+        ],
         pass_fds=(*passed, *(fd for fd in fds if fd >= 0)),
         stdin=subprocess.DEVNULL,
         start_new_session=new_group,
