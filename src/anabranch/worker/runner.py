@@ -56,6 +56,8 @@ class Worker:
             self.trace.step = plan.number
         self.seats.apply(plan.number, mine)
         self.pool.copy_pages(mine.copies)
+        if self.pool.poison:
+            self.pool.poison_pages(self.seats.entered(mine, self.inputs.layout.stripes.page))
         if not any(r.rows for r in plan.replicas):
             return self._report(mine, None)
         step = self.inputs.make(plan, self.seats)

@@ -43,3 +43,13 @@ class Seats:
             at = int(self.filled[seat])
             self.pages[seat, at : at + len(pages)] = pages
             self.filled[seat] = at + len(pages)
+
+    def entered(self, plan: ReplicaPlan, page: int) -> list[int]:
+        """Pages whose first position is written in this step: nothing in them is to be read."""
+        found: list[int] = []
+        for chunks in (plan.prefill, plan.decode):
+            first = -(-chunks.start // page)
+            stop = -(-(chunks.start + chunks.count) // page)
+            for seat, low, high in zip(chunks.seat, first, stop, strict=True):
+                found += self.pages[seat, low:high].tolist()
+        return found
