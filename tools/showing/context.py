@@ -1,0 +1,73 @@
+"""What context parallelism must show: CP prefill, decode TP over the same weights, DCP (CPU)."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from tools.showing.line import Line, Measured, json_of, python, tests
+from tools.showing.ranks import evaluation, matrix
+
+
+def cells() -> tuple[Measured, bool]:
+    """A sample; `tools/matrix.py --full` runs every accepted cell."""
+    measured, ok = matrix("--sample", "400", "--jobs", "2", floor=400)
+    accepted = measured["accepted"]
+    return measured, ok and isinstance(accepted, int) and accepted >= 400
+
+
+def decode_tp() -> tuple[Measured, bool]:
+    report = json_of(["bench/decode_tp.py", "--json"], timeout=1800)
+    rows = report["rows"]
+    assert isinstance(rows, list)
+    good = all(r["ratio"] >= 1.15 and r["share_of_saving"] >= 0.8 for r in rows)
+    return report, good
+
+
+def long_context() -> tuple[Measured, bool]:
+    report = json_of(["bench/long_context.py", "--json"], timeout=3000)
+    kv, itl, ttft = report["kv_ratio"], report["itl_ratio"], report["ttft_ratio"]
+    assert isinstance(kv, float) and isinstance(itl, float) and isinstance(ttft, float)
+    return report, kv <= 0.51 and itl <= 0.65 and ttft <= 0.6
+
+
+def exchange() -> tuple[Measured, bool]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        args = ["bench/exchange.py", "--ranks", "2", "--stress", "100000", "--json", str(out)]
+        done = python(*args, timeout=3000)
+        report = json.loads(out.read_text())
+    return report, done.returncode == 0
+
+
+def cp_evaluation() -> tuple[Measured, bool]:
+    return evaluation("--tp", "2", "--attn-cp", "2", "--enable-cp-decode-attn-tp")
+
+
+def demo() -> tuple[Measured, bool]:
+    done = python("-m", "anabranch.cli.main", "demo", timeout=900)
+    return {"status": done.returncode, "said": done.stdout[-300:]}, done.returncode == 0
+
+
+LINES = [
+    Line("matrix of attention layouts on threads", ">= 400 accepted, 0 failed", cells),
+    Line(
+        "V4's attention and gpt-oss under layouts", "equal to transformers",
+        tests("tests/models/test_deepseek_v4.py", "tests/models/test_gpt_oss.py", floor=20),
+    ),
+    Line(
+        "T1, T2, T4 to T8, T10", "all pass",
+        tests("tests/nn/test_decode_tp.py", "tests/nn/test_sinks.py", "tests/models/test_update.py"),
+    ),
+    Line("T3", "all pass", tests("tests/weights/test_quantised.py")),
+    Line("X1 to X6", "all pass", tests("tests/ops/test_partials.py", floor=50)),
+    Line("X7 on CPU, X9", "all pass", tests("tests/comm/test_fused.py")),
+    Line("X8, C1", "all pass", tests("tests/test_seeds.py", floor=18)),
+    Line("T9: decode TP", "ratio >= 1.15 and >= 0.8 of the predicted saving", decode_tp),
+    Line(
+        "16k context: stripes against replicated; 8k prompt: cp 2 against one rank",
+        "KV <= 0.51x, ITL <= 0.65x, TTFT <= 0.6x", long_context,
+    ),
+    Line("fused exchange beside pack + gloo + merge; 1e5 bit-equal", "TARGETS 2", exchange),
+    Line("demo", "exit 0", demo),
+    Line("eval at tp 2, cp 2, decode TP, dcp 2, fp32", "identical to one process", cp_evaluation),
+]  # fmt: skip
