@@ -2,8 +2,8 @@
 
     python tools/ledger.py [JUNIT.xml]
 
-Reads tests/ledger.toml (statement id -> test ids). With a JUnit report of the test run, a named test
-that did not run or was skipped fails, unless the statement is marked gpu. Exit 1 on a miss.
+Reads tests/ledger.toml (statement id -> test ids). With a JUnit report of the test run, a named
+test that did not run or was skipped fails, unless the statement is marked gpu. Exit 1 on a miss.
 """
 
 import subprocess
@@ -24,7 +24,9 @@ def collected() -> set[str]:
 
 
 def outcomes(report: Path) -> dict[str, bool]:
-    """Test id without parameters -> whether at least one case ran and none was skipped or failed."""
+    """Test id without parameters -> whether at least one case ran and none was skipped or
+    failed.
+    """
     result: dict[str, bool] = {}
     for case in ET.parse(report).getroot().iter("testcase"):
         parts = (case.get("classname") or "").split(".")

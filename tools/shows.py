@@ -2,8 +2,8 @@
 
     python tools/shows.py NAME [--only WORD]
 
-NAME is engine, demo, ranks or context. Each line has name, measured, wanted, ok, seconds; a skip is a
-miss. Exit 0 only if every line is ok. Runs from a checkout, with the Python that runs this.
+NAME is engine, demo, ranks or context. Each line has name, measured, wanted, ok, seconds; a skip
+is a miss. Exit 0 only if every line is ok. Runs from a checkout, with the Python that runs this.
 """
 
 import importlib

@@ -33,7 +33,11 @@ def evaluation(*flags: str) -> tuple[Measured, bool]:
             )  # fmt: skip
         one, split = (json.loads(f.read_text()) for f in files)
         told = [m.read_text() for m in misses]
-    measured = {"one": one["accuracy"], "split": split["accuracy"], "same_misses": told[0] == told[1]}
+    measured = {
+        "one": one["accuracy"],
+        "split": split["accuracy"],
+        "same_misses": told[0] == told[1],
+    }
     return measured, told[0] == told[1] and one["accuracy"] == split["accuracy"]
 
 
