@@ -1,7 +1,8 @@
 """The share of a decode step spent in collectives: `python bench/decode_share.py [--json OUT]`.
 
-Model B (a random DeepSeek-V2 of 371 M parameters, MLA and experts) at TP 2 x DP 2, over shared memory
-and over gloo. A rank's time in its transports, waiting for peers included, over the time of its steps.
+Model B (a random DeepSeek-V2 of 371 M parameters, MLA and experts) at TP 2 x DP 2, over shared
+memory and over gloo. A rank's time in its transports, waiting for peers included, over the time of
+its steps.
 """
 
 import argparse

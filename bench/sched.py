@@ -1,7 +1,7 @@
 """How long the scheduler takes to plan a step and to apply its result (no model, one thread).
 
-Prints one JSON line per batch size: medians in milliseconds. Wanted: planning <= 0.2 ms at 128 rows,
-<= 2 ms at 4096.
+Prints one JSON line per batch size: medians in milliseconds. Wanted: planning <= 0.2 ms at 128
+rows, <= 2 ms at 4096.
 """
 
 import json

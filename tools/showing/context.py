@@ -57,7 +57,8 @@ LINES = [
     ),
     Line(
         "T1, T2, T4 to T8, T10", "all pass",
-        tests("tests/nn/test_decode_tp.py", "tests/nn/test_sinks.py", "tests/models/test_update.py"),
+        tests("tests/nn/test_decode_tp.py", "tests/nn/test_sinks.py",
+        "tests/models/test_update.py"),
     ),
     Line("T3", "all pass", tests("tests/weights/test_quantised.py")),
     Line("X1 to X6", "all pass", tests("tests/ops/test_partials.py", floor=50)),

@@ -65,8 +65,8 @@ def collectives() -> tuple[Measured, bool]:
 def pictures() -> tuple[Measured, bool]:
     """`anabranch layout --draw` of five layouts writes five pictures."""
     layouts = (
-        ["--tp", "4", "--attn-dp", "2"], ["--tp", "4", "--attn-cp", "2"], ["--tp", "2", "--dcp", "2"],
-        ["--tp", "8", "--attn-dp", "2", "--attn-cp", "2"], ["--tp", "8", "--ep", "4"],
+        ["--tp", "4", "--attn-dp", "2"], ["--tp", "4", "--attn-cp", "2"], ["--tp", "2", "--dcp",
+        "2"], ["--tp", "8", "--attn-dp", "2", "--attn-cp", "2"], ["--tp", "8", "--ep", "4"],
     )  # fmt: skip
     sizes = []
     with tempfile.TemporaryDirectory() as folder:

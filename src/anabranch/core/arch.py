@@ -144,11 +144,11 @@ class Hyper:
 class MoE:
     """Mixture of experts in the layers `first_dense`, first_dense + freq, ... (others are dense).
 
-    score: of the router logits; sqrtsoftplus is sqrt(log(1 + e^x)). select: plain top-k; group_max: groups ranked
-    by their best score (DeepSeek-V2 group_limited_greedy); group_top2: by the sum of their two best
-    corrected scores (noaux_tc). correction_bias: added for selection only. renorm: weights divided
-    by their sum. scaling: multiplies the weights. shared_width: width of all shared experts
-    together, 0 for none.
+    score: of the router logits; sqrtsoftplus is sqrt(log(1 + e^x)). select: plain top-k;
+    group_max: groups ranked by their best score (DeepSeek-V2 group_limited_greedy); group_top2: by
+    the sum of their two best corrected scores (noaux_tc). correction_bias: added for selection
+    only. renorm: weights divided by their sum. scaling: multiplies the weights. shared_width:
+    width of all shared experts together, 0 for none.
     """
 
     experts: int
