@@ -195,7 +195,7 @@ LINES = [
          tests("tests/models/test_families.py", floor=100)),
     Line("SmolLM2 fp32 and bf16 against transformers",
          "8 prompts x 64 tokens equal in fp32; in bf16 every first difference a tie within a step",
-         lambda: with_the_model("tests/e2e/test_smollm2.py", floor=4)),
+         lambda: with_the_model("tests/models/test_smollm2.py", floor=2)),
     Line("GGUF types bit-equal to the gguf package", "all",
          tests("tests/weights/test_gguf.py", floor=6)),
     Line("sampler", "20,000 draws per setting, chi-square p > 1e-3",
