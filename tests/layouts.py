@@ -115,6 +115,7 @@ class Ranks:
 
 def resolved(arch: Arch, **flags) -> RunConfig:
     flags = {
+        "ranks": "threads",
         "dtype": "float32",
         "ops": "reference",
         "kv_pages": 64,
@@ -122,7 +123,7 @@ def resolved(arch: Arch, **flags) -> RunConfig:
         "max_running": 16,
         **flags,
     }
-    return resolve(EngineConfig(ranks="threads", **flags), arch, Machine(cores=1))
+    return resolve(EngineConfig(**flags), arch, Machine(cores=1))
 
 
 def scheduler_for(run: RunConfig) -> Scheduler:

@@ -4,6 +4,7 @@
 refusal a place, and the sample must meet what it claims: prefix hits, aborts, uneven rows, extends.
 """
 
+import importlib.util
 import os
 from collections import Counter
 
@@ -11,15 +12,19 @@ import pytest
 from tests.matrix.cells import Cell, Census, attention_cells, dp_cells
 from tests.matrix.run import outcomes
 
+from anabranch.comm.endpoint import EXTENSION
+
 SEED = 20
-DP_SAMPLE, ATTENTION_SAMPLE = 60, 150
+DP_SAMPLE, ATTENTION_SAMPLE, PROCESS_SAMPLE = 60, 150, 5
+KINDS = ["gloo", "shm"] if importlib.util.find_spec(EXTENSION) is not None else ["gloo"]
 
 
-def run(cells: list[Cell]) -> Counter[str]:
+def run(cells: list[Cell], over: str = "threads") -> Counter[str]:
     """Run the cells; assert that none failed. What the trials met, summed."""
     met: Counter[str] = Counter()
     failed = []
-    for outcome in outcomes(cells, SEED, min(4, len(os.sched_getaffinity(0)))):
+    jobs = min(4, len(os.sched_getaffinity(0))) if over == "threads" else 1
+    for outcome in outcomes(cells, SEED, jobs, over):
         met += outcome.counts
         if outcome.error is not None:
             failed.append(f"{outcome.cell.name}: {outcome.error}")
@@ -67,3 +72,11 @@ def test_attention_sample() -> None:
     met = run(Census.of(attention_cells()).sample(ATTENTION_SAMPLE, SEED))
     assert met["extends in decode"] > 100 and met["generated tokens hit"] > 3000
     assert met["drawn rows"] > 5000 and met["ties"] < met["drawn rows"] / 100
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_over_processes(kind: str) -> None:
+    cells = Census.of(attention_cells()).sample(2 * PROCESS_SAMPLE, SEED + 1)
+    fits = [c for c in cells if kind == "shm" or c.settings.get("dcp_exchange") != "fused"]
+    run(fits[:PROCESS_SAMPLE], kind)

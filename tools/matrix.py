@@ -30,6 +30,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the sample and of the trials")
     parser.add_argument("--world", type=int, nargs="*", default=[1, 2, 4, 8], help="rank counts P")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
+    parser.add_argument(
+        "--over", choices=("threads", "shm", "gloo"), default="threads", help="ranks as"
+    )
     parser.add_argument("--census", action="store_true", help="ask resolve, run nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--only", default="", help="run only cells whose name holds this text")
@@ -42,9 +45,12 @@ def main() -> int:
     make = dp_cells if args.dp_only else attention_cells
     census = Census.of(make(args.world))
     census.accepted = [c for c in census.accepted if args.only in c.name]
+    if args.over == "gloo":  # its peers cannot address each other's memory
+        census.accepted = [c for c in census.accepted if c.settings.get("dcp_exchange") != "fused"]
     cells = census.accepted if args.full else census.sample(args.sample, args.seed)
+    jobs = args.jobs if args.over == "threads" else 1
     started, met, failed = time.perf_counter(), Counter[str](), []
-    for outcome in outcomes([] if args.census else cells, args.seed, args.jobs):
+    for outcome in outcomes([] if args.census else cells, args.seed, jobs, args.over):
         met += outcome.counts
         met["run"] += 1
         if outcome.error is not None:

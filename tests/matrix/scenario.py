@@ -12,11 +12,13 @@ import numpy as np
 from tests.layouts import Ranks, prompt, resolved, scheduler_for
 from tests.matrix.book import Book, Prompt, Recorder
 from tests.matrix.cells import Cell
-from torch import Tensor
+from tests.matrix.processes import ProcessRanks
+from tests.matrix.traces import Trace
 
 from anabranch.core.messages import Output
 from anabranch.core.plan import StepPlan
 from anabranch.core.request import Request, SamplingParams
+from anabranch.core.resolve import RunConfig
 
 ATOL = 1e-4
 WORKSPACE = 64
@@ -27,28 +29,19 @@ class Mismatch(AssertionError):
 
 
 @dataclass
-class Trace:
-    """Collectives of one rank: per group, (verb, dtype, trailing shape) in order."""
-
-    entries: dict[tuple[int, ...], list[tuple[str, str, tuple[int, ...]]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-
-    def __call__(self, verb: str, members: tuple[int, ...], x: Tensor) -> None:
-        self.entries[members].append((verb, str(x.dtype), tuple(x.shape[1:])))
-
-
-@dataclass
 class Trial:
-    """A cell on its ranks. `counts` tells what the trial met: hits, aborts, row patterns."""
+    """A cell on its ranks: threads, or processes over shm or gloo. `counts` tells what was met."""
 
     cell: Cell
     book: Book
     seed: int = 0
+    over: str = "threads"
     counts: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> Counter[str]:
         settings = self.cell.filled(self.seed)
+        if self.over != "threads":
+            settings |= {"ranks": "processes", "transport": self.over}
         self.rng = self.cell.random(self.seed)
         long = self.rng.random() < 1 / 6
         run = resolved(
@@ -57,11 +50,8 @@ class Trial:
             max_model_len=1200 if long else 400, **settings,
         )  # fmt: skip
         self.traces = [Trace() for _ in range(run.layout.mesh.world)]
-        self.ranks = Ranks(run, self.book.seed, traces=self.traces)
-        self.recorders = []
-        for worker in self.ranks.workers:
-            worker.sampler = Recorder()
-            self.recorders.append(worker.sampler)
+        self.recorders = [Recorder() for _ in self.traces]
+        self.ranks = self._start(run)
         self.scheduler = scheduler_for(run)
         self.page, self.run_config = run.page_size, run
         self.tokens: dict[str, list[int]] = defaultdict(list)
@@ -76,6 +66,16 @@ class Trial:
             self.ranks.close()
         self._check_trace()
         return self.counts
+
+    def _start(self, run: RunConfig) -> Ranks | ProcessRanks:
+        """The ranks, each with a recorder and a trace."""
+        if self.over != "threads":
+            recorders, traces = self.recorders, self.traces
+            return ProcessRanks(run, self.book.seed, self.over, recorders, traces)
+        ranks = Ranks(run, self.book.seed, traces=self.traces)
+        for worker, recorder in zip(ranks.workers, self.recorders, strict=True):
+            worker.sampler = recorder
+        return ranks
 
     # parts -------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Trial:
                 self.counts["collectives"] += len(entries)
 
 
-def trial(cell: Cell, books: dict[str, Book], seed: int = 0) -> Counter[str]:
+def trial(cell: Cell, books: dict[str, Book], seed: int = 0, over: str = "threads") -> Counter[str]:
     """Run a cell; raises Mismatch, or whatever the engine raised."""
     book = books.setdefault(cell.model, Book(cell.arch))
-    return Trial(cell, book, seed).run()
+    return Trial(cell, book, seed, over).run()
