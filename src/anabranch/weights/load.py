@@ -8,6 +8,7 @@ Knows no checkpoint format and no model.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from anabranch.weights.readers.base import Reader, check_source, cut, whole_rang
 from anabranch.weights.recipe import Param, Recipe, Source, Transform
 from anabranch.weights.share import ALIGN, Share, aborting, private_arena
 
-_STREAM = 1 << 15  # elements read and converted at a time: in cache, and too few for torch to fork
+_STREAM = 1 << 16  # elements read and converted at a time: in cache, many for the cost of a call
 
 Params = dict[str, torch.Tensor]
 
@@ -124,6 +125,17 @@ def _fill(source: Source, out: torch.Tensor, reader: Reader) -> None:
     reader.release()
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Pieces this small take longer to share out among torch's threads than to convert."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def load(
     recipes: Sequence[Recipe],
     rank: int,
@@ -149,7 +161,7 @@ def load(
         arena = shared if slot.shared else private
         memory = arena[slot.offset : slot.offset + slot.nbytes]
         params[slot.param.name] = memory.view(slot.dtype).view(slot.param.shape)
-    with aborting(share):
+    with aborting(share), _one_thread():
         for slot in slots:
             if slot.writer == rank:
                 for source, out in _parts(slot.param, params[slot.param.name]):
