@@ -2,8 +2,8 @@
 
     python tools/performance.py [--check]
 
-A result file has date, machine, command and result: facts, and rows if there are several (a list of
-objects; their keys are the table's columns). Its name is the section's title. `--check` fails if
+A result file has date, machine, command and result: facts, and tables (lists of objects whose keys
+are the columns, mostly one named rows). Its name is the section's title. `--check` fails if
 the page is not what the files give.
 """
 
@@ -31,19 +31,24 @@ def section(file: Path) -> str:
     if missing:
         raise ValueError(f"{file.name}: has no {', '.join(missing)}")
     facts = dict(found["result"])
-    rows = [flat(row) for row in facts.pop("rows", [])]
+    tables = {key: facts.pop(key) for key in list(facts) if _is_table(facts[key])}
     load = f"; load {found['load']}" if "load" in found else ""
     lines = [f"## {file.stem.replace('-', ' ').capitalize()}", ""]
     lines += [f"{found['date']}, {found['machine']}{load}.", "", f"    {found['command']}"]
     if facts:
         lines += ["", ", ".join(f"{_words(k)} {_cell(v)}" for k, v in flat(facts).items()) + "."]
-    if rows:
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        lines += ["", "| " + " | ".join(map(_words, columns)) + " |", "|" + "---|" * len(columns)]
-        lines += ["| " + " | ".join(_cell(row.get(c)) for c in columns) + " |" for row in rows]
+    for name, rows in tables.items():
+        lines += ["", *([] if name == "rows" else [f"{_words(name).capitalize()}:", ""])]
+        lines += table([flat(row) for row in rows])
     if found.get("note"):
         lines += ["", str(found["note"])]
     return "\n".join(lines) + "\n"
+
+
+def table(rows: list[dict[str, object]]) -> list[str]:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = ["| " + " | ".join(map(_words, columns)) + " |", "|" + "---|" * len(columns)]
+    return lines + ["| " + " | ".join(_cell(row.get(c)) for c in columns) + " |" for row in rows]
 
 
 def flat(values: Mapping[str, object], before: str = "") -> dict[str, object]:
@@ -55,6 +60,10 @@ def flat(values: Mapping[str, object], before: str = "") -> dict[str, object]:
         else:
             result[before + key] = value
     return result
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
 
 
 def _words(key: str) -> str:
