@@ -216,7 +216,7 @@ LINES = [
          tests(f"{SERVER}::test_an_idle_server_rests")),
     Line("a process is killed or stopped, two ranks",
          "error events and /health 503 within 5 s, tree gone within 10 s, port free",
-         tests("tests/e2e/test_faults.py", floor=4)),
+         tests("tests/e2e/test_serving_faults.py", floor=4)),
     Line("bad input", "clear errors, server alive",
          tests("tests/server", "tests/weights", "tests/core", "tests/text", floor=200)),
     Line("start-up", "first streamed token <= 4 s (median of 5), --help <= 0.3 s", startup),
