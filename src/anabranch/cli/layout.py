@@ -103,10 +103,12 @@ def headline(run: RunConfig) -> str:
     own = layout.ownership(run.arch.heads, run.arch.kv_heads)
     decode = "cut over cp too" if layout.split_decode and mesh.cp > 1 else "as in prefill"
     kv = f"{own.stripes.count} stripes" if own.striped else "whole"
+    replicas = "1 replica" if mesh.dp == 1 else f"{mesh.dp} replicas"
+    copies = "1 copy" if own.copies == 1 else f"{own.copies} copies"
     return (
-        f"{run.arch.family}, {run.arch.layers} layers: {mesh.world} ranks = {mesh.dp} replicas x "
+        f"{run.arch.family}, {run.arch.layers} layers: {mesh.world} ranks = {replicas} x "
         f"{mesh.cp} context parallel x {mesh.attn_tp} attention TP; experts {layout.ep} x "
-        f"{layout.etp}; decode heads {decode}; KV {kv}, {own.copies} copies, "
+        f"{layout.etp}; decode heads {decode}; KV {kv}, {copies}, "
         f"{run.kv_bytes_per_token:.0f} bytes a token and rank; weights "
         f"{max(weight_bytes(run)) / 2**20:.1f} MiB a rank"
     )

@@ -328,16 +328,16 @@ def _ep_experts(a: Ask) -> tuple[str, Numbers] | None:
 @check("width_below_ranks")
 def _width(a: Ask) -> tuple[str, Numbers] | None:
     c, moe = a.config, a.arch.moe
-    widths = {"dense width": (a.arch.ffn_width, c.tp)}
+    widths = {"the dense width": (a.arch.ffn_width, c.tp)}
     if moe is not None:
         dense = any(not moe.is_moe(layer) for layer in range(a.arch.layers))
-        widths = {"dense width": (a.arch.ffn_width, c.tp)} if dense else {}
-        widths["expert width"] = (moe.width, c.tp // c.ep)
+        widths = {"the dense width": (a.arch.ffn_width, c.tp)} if dense else {}
+        widths["the experts' width"] = (moe.width, c.tp // c.ep)
         if moe.shared_width and c.shared_experts != "replicated":
-            widths["shared experts' width"] = (moe.shared_width, c.tp)
+            widths["the shared experts' width"] = (moe.shared_width, c.tp)
     for name, (width, ranks) in widths.items():
         if width < ranks:
-            return f"a {name} of {width} cannot be cut over {ranks} ranks.", {
+            return f"{name}, {width}, cannot be cut over {ranks} ranks.", {
                 "width": width, "ranks": ranks,
             }  # fmt: skip
     return None

@@ -6,7 +6,7 @@ from itertools import product
 from math import log2
 
 from anabranch.core.arch import Arch
-from anabranch.core.ask import Machine
+from anabranch.core.ask import Ask, Machine
 from anabranch.core.checks import legal_stripes, refuse
 from anabranch.core.config import EngineConfig
 
@@ -14,12 +14,14 @@ from anabranch.core.config import EngineConfig
 def nearest(config: EngineConfig, arch: Arch, machine: Machine) -> str | None:
     """The layout flags closest to the asked ones that pass every check."""
 
+    stripes = max(1, Ask(config, arch, machine).N)
+
     def distance(other: EngineConfig) -> float:
         pairs = (("tp", 4.0), ("attn_dp", 1.0), ("attn_cp", 1.0), ("dcp", 0.5), ("ep", 0.25))
         total = 0.0
         for name, weight in pairs:
-            mine, theirs = getattr(config, name) or 1, getattr(other, name) or 1
-            total += weight * abs(log2(max(mine, 1)) - log2(theirs))
+            mine = stripes if name == "dcp" else getattr(config, name)
+            total += weight * abs(log2(max(mine, 1)) - log2(getattr(other, name)))
         return total
 
     passing = [c for c in _around(config) if refuse(c, arch, machine) is None]
