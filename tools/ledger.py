@@ -26,7 +26,8 @@ def collected() -> set[str]:
 def outcomes(report: Path) -> dict[str, bool]:
     """Test id without parameters -> whether a case of it ran and none failed.
 
-    A case that a machine cannot run (an instruction set, say) may be skipped beside others that ran.
+    A case that a machine cannot run (an instruction set, say) may be skipped beside others that
+    ran.
     """
     ran: dict[str, bool] = {}
     failed: set[str] = set()
