@@ -11,6 +11,7 @@ import json
 import statistics
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from anabranch.core.request import SamplingParams
@@ -36,7 +37,7 @@ def timed(llm: LLM, prompt: int, seed: int, tokens: int) -> tuple[float, float]:
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     for _ in llm.stream(ids, sampling):
         stamps.append(time.perf_counter())
-    gaps = [b - a for a, b in zip(stamps[1:], stamps[2:], strict=False)]
+    gaps = [b - a for a, b in pairwise(stamps[1:])]
     return stamps[1] - stamps[0], statistics.median(gaps) if gaps else 0.0
 
 
