@@ -79,8 +79,8 @@ def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
 class InPlace:
     """All positions are cached here once this step's entries are stored.
 
-    peers: cp ranks whose rows are others, and whose entries are gathered first (a group of one where
-    every rank has all rows).
+    peers: cp ranks whose rows are others, and whose entries are gathered first (a group of one
+    where every rank has all rows).
     """
 
     peers: Group = ALONE
