@@ -55,7 +55,7 @@ def alone(arch: Arch, requests: list[Request]) -> dict[str, list[int]]:
     ("name", "layout"),
     [
         ("gqa", "one rank"),
-        ("mla", "one rank"),
+        pytest.param("mla", "one rank", marks=pytest.mark.slow),
         pytest.param("gqa", "dp2 x tp2", marks=pytest.mark.slow),
         pytest.param("mla", "cp2, dcp2", marks=pytest.mark.slow),
     ],

@@ -144,6 +144,8 @@ def recorded(*ids: str, floor: int = 1) -> tuple[Measured, bool]:
         values: dict[str, object] = {}
         for case in ElementTree.parse(report).getroot().iter("testcase"):
             found = {str(p.get("name")): p.get("value") for p in case.iter("property")}
+            for fault in (*case.iter("failure"), *case.iter("error")):
+                found["failure"] = str(fault.get("message"))[:300]
             if found:
                 values[str(case.get("name"))] = found
     passed = counts["passed"]
