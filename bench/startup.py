@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import date
 from pathlib import Path
@@ -52,12 +53,15 @@ def serve_seconds(model: str) -> tuple[float, float]:
     port = free_port()
     begin = time.perf_counter()
     words = command("serve", model, "--port", str(port), "--max-model-len", "2048")
-    server = subprocess.Popen(words, env=environment(), stderr=subprocess.DEVNULL,
-                              stdout=subprocess.DEVNULL)  # fmt: skip
+    said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the server
+    server = subprocess.Popen(words, env=environment(), stdout=said, stderr=said)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT) as http:
             ready = _until_ready(http, server, begin)
             return ready, _first_token(http, begin)
+    except RuntimeError as error:
+        said.seek(0)
+        raise RuntimeError(f"{error}: {said.read()[-500:]}") from None
     finally:
         server.send_signal(signal.SIGTERM)
         try:
@@ -65,6 +69,7 @@ def serve_seconds(model: str) -> tuple[float, float]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+        said.close()
 
 
 def _until_ready(http: httpx.Client, server: "subprocess.Popen[bytes]", begin: float) -> float:
