@@ -8,6 +8,7 @@ Writes docs/layouts.md and docs/pictures/ from the code itself and from docs/mat
 
 import json
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -137,23 +138,26 @@ def refusals() -> str:
     return "\n".join([*lines, ""])
 
 
-def draw() -> None:
-    PICTURES.mkdir(exist_ok=True)
+def draw(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
     for name, flags in DRAWINGS.items():
         config = EngineConfig(dtype="bfloat16", **flags)  # type: ignore[arg-type]
-        paint(resolve(config, MLA24, Machine(memory=1 << 40)), PICTURES / f"{name}.svg")
+        paint(resolve(config, MLA24, Machine(memory=1 << 40)), folder / f"{name}.svg")
 
 
 def main() -> int:
     text = page()
-    if "--check" in sys.argv[1:]:
-        if not PAGE.is_file() or PAGE.read_text() != text:
-            print("docs/layouts.md is out of date: run python tools/docs.py")
-            return 1
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(text)
+        draw(PICTURES)
         return 0
-    PAGE.write_text(text)
-    draw()
-    return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        draw(Path(scratch))
+        wanted = {PAGE: text} | {PICTURES / p.name: p.read_text() for p in Path(scratch).iterdir()}
+    stale = [p.name for p, body in wanted.items() if not p.is_file() or p.read_text() != body]
+    if stale:
+        print(f"out of date: {', '.join(stale)}; run python tools/docs.py")
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """From flags to a `RunConfig`: find the model, read its facts, look at the machine. No torch."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from anabranch.comm.endpoint import choose_transport
@@ -10,7 +11,9 @@ from anabranch.core.resolve import RunConfig, resolve
 from anabranch.device.probe import probe
 from anabranch.engine.masks import Masks, choose_masks, read_topology
 from anabranch.engine.remote import Place, place_of_process
+from anabranch.layout import costs
 from anabranch.models.reads import decode_notes
+from anabranch.weights.catalog import cache_folder
 from anabranch.weights.config import read_config
 from anabranch.weights.locate import locate
 
@@ -30,7 +33,8 @@ def prepare(config: EngineConfig) -> Prepared:
     config = replace(config, transport=_transport(config, place))
     path = locate(config.model)
     arch = read_arch(read_config(path))
-    run = resolve(config, arch, probe(config.device))
+    costs_of = partial(costs.load, cache_folder() / "costs.json")
+    run = resolve(config, arch, probe(config.device), costs_of)
     run = replace(run, notes=run.notes + decode_notes(run))
     if run.device != "cpu":
         return Prepared(run, path)

@@ -26,9 +26,10 @@ class Line:
 class Costs:
     """One transport on one kind of machine. Bytes are those each rank puts into the verb.
 
-    copy: placing rows in a buffer. ragged: us a verb pays when its members' counts differ.
+    copy: placing rows in a buffer. ragged: us a verb pays when its members' counts differ. call: us
+    of one op beside the verbs.
     shared: peers can address the memory (what the fused exchange needs). fused: that exchange.
-    memory: bytes per us at which a rank reads weights. flops: floating-point operations per us.
+    memory: bytes per us at which a rank reads weights.
     """
 
     all_gather: Line
@@ -39,32 +40,33 @@ class Costs:
     fused: Line
     copy: Line
     ragged: float
+    call: float
     shared: bool
     memory: float
-    flops: float
 
 
 VERBS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange", "fused", "copy")
 
 SHIPPED: Mapping[str, Costs] = {
-    # two ranks on two Zen 4 cores; threads pay the interpreter lock at every meeting
+    # two threads on two Zen 4 cores: they pay the interpreter lock at every meeting
     "threads": Costs(
         Line(60, 9000), Line(90, 6000), Line(90, 5000), Line(110, 9000), Line(110, 9000),
-        Line(60, 9000), Line(1.5, 20000), 0.0, True, 14000, 150_000,
+        Line(60, 9000), Line(1.5, 20000), 0.0, 20.0, True, 14000,
     ),
+    # two processes on a 32-core Sapphire Rapids host: bench/results, medians, from Python
     "shm": Costs(
-        Line(2.6, 18000), Line(2.8, 17000), Line(4.5, 9000), Line(2.8, 17000), Line(2.8, 18000),
-        Line(4.0, 16000), Line(1.0, 20000), 0.0, True, 14000, 150_000,
+        Line(4.4, 3000), Line(5.3, 4500), Line(6.2, 2430), Line(4.9, 5200), Line(6.0, 3650),
+        Line(10, 4800), Line(0.5, 10600), 0.5, 20.0, True, 14000,
     ),
     "gloo": Costs(
-        Line(322, 1220), Line(432, 735), Line(476, 1790), Line(282, 5980), Line(282, 5980),
-        Line(282, 5980), Line(1.0, 20000), 6.0, False, 14000, 150_000,
+        Line(212, 957), Line(200, 980), Line(288, 231), Line(131, 2470), Line(182, 1750),
+        Line(290, 231), Line(0.5, 10600), 6.0, 20.0, False, 14000,
     ),
     # two H200s over NVLink; ragged gathers are composed of broadcasts
     "nccl": Costs(
         Line(11.6, 150_000), Line(11.8, 150_000), Line(11.7, 120_000), Line(11.4, 370_000),
-        Line(11.4, 370_000), Line(3.8, 300_000), Line(2.0, 2_000_000), 25.0, False,
-        4_200_000, 700_000_000,
+        Line(11.4, 370_000), Line(3.8, 300_000), Line(2.0, 2_000_000), 25.0, 2.0, False,
+        4_200_000,
     ),
 }  # fmt: skip
 
@@ -82,7 +84,7 @@ def fit(verb: Callable[[int], float]) -> Line:
 def calibrate(transport: str, measure: Callable[[str, int], float]) -> Costs:
     """The table of a transport on this machine. measure(verb, nbytes): median us of one call.
 
-    Figures that no verb measures (memory, flops, ragged, shared) stay as shipped.
+    Figures that no verb measures (memory, ragged, call, shared) stay as shipped.
     """
 
     def line(verb: str) -> Line:

@@ -115,10 +115,10 @@ def exchange_route(rows: int, head_bytes: int, heads: int, costs: Costs) -> str:
     """
     packed = rows * heads * (head_bytes + 16)
     times = {
-        "a2a": costs.all_to_all.at(packed) + 2 * costs.copy.at(packed),
+        "a2a": costs.all_to_all.at(packed) + 2 * (costs.copy.at(packed) + costs.call),
         "ag_rs": costs.all_gather.at(rows * heads * 4)
         + costs.reduce_scatter.at(rows * heads * head_bytes * 2)
-        + costs.copy.at(packed),
+        + 6 * costs.call,
     }
     if costs.shared:
         times["fused"] = costs.fused.at(packed)
