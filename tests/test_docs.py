@@ -60,7 +60,7 @@ def here(body: str) -> str:
     """The commands with this interpreter in the place of an installed script."""
     script = f"{sys.executable} -m anabranch.cli.main "
     body = re.sub(r"(?<![\w/.-])(?:\.venv/bin/)?anabranch (?=\w)", script, body)
-    return re.sub(r"(?:\.venv/bin/)python\b", sys.executable, body)
+    return re.sub(r"(?<![\w/])\.venv/bin/python\b", sys.executable, body)
 
 
 def printed(wanted: str, output: str) -> list[str]:
