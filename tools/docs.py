@@ -2,8 +2,8 @@
 
     python tools/docs.py [--check]
 
-Writes docs/layouts.md and docs/pictures/ from the code itself and from docs/matrix.json (reports of
-`tools/matrix.py --json --keep`); --check only says whether the page is up to date.
+Writes docs/layouts.md and docs/pictures/ from the code itself and from bench/results/matrix-*.json;
+--check only says whether they are up to date.
 """
 
 import json
@@ -25,7 +25,7 @@ from anabranch.core.resolve import resolve  # noqa: E402
 
 PAGE = ROOT / "docs" / "layouts.md"
 PICTURES = ROOT / "docs" / "pictures"
-RUNS = ROOT / "docs" / "matrix.json"
+RUNS = ROOT / "bench" / "results"
 
 DRAWINGS: dict[str, dict[str, int | str]] = {
     "tp4-dp2": {"tp": 4, "attn_dp": 2, "ep": 2},
@@ -106,16 +106,20 @@ def matrix() -> str:
 
 
 def runs() -> str:
-    """What `tools/matrix.py --keep` recorded."""
-    if not RUNS.is_file():
-        return ""
-    lines = ["## Runs", "", "| set | over | seed | run | failed | drawn rows | collectives |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for report in json.loads(RUNS.read_text()):
-        met = report["met"]
+    """What was run in full or in part, on which machine."""
+    lines = [
+        "## Runs",
+        "",
+        "| command | machine | accepted | run | failed |",
+        "|---|---|---|---|---|",
+    ]
+    for path in sorted(RUNS.glob("matrix-*.json")):
+        kept = json.loads(path.read_text())
+        found = kept["result"]
+        failed = found["failed"] if isinstance(found["failed"], int) else len(found["failed"])
         lines.append(
-            f"| {report['set']} | {report['over']} | {report['seed']} | {report['run']} | "
-            f"{len(report['failed'])} | {met['drawn rows']:,} | {met['collectives']:,} |"
+            f"| `{kept['command']}` | {kept['machine']} | {found['accepted']} | {found['run']} | "
+            f"{failed} |"
         )
     return "\n".join([*lines, ""])
 

@@ -16,7 +16,6 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-KEPT = ROOT / "docs" / "matrix.json"
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.matrix.cells import Census, attention_cells, dp_cells  # noqa: E402
@@ -36,7 +35,6 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--census", action="store_true", help="ask resolve, run nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--keep", action="store_true", help="add the report to docs/matrix.json")
     parser.add_argument("--only", default="", help="run only cells whose name holds this text")
     parser.add_argument("--verbose", action="store_true", help="print every cell")
     return parser.parse_args()
@@ -71,9 +69,6 @@ def main() -> int:
         "seconds": round(time.perf_counter() - started, 1),
         "met": dict(met.most_common()),
     }
-    if args.keep:
-        kept = json.loads(KEPT.read_text()) if KEPT.is_file() else []
-        KEPT.write_text(json.dumps([*kept, report], indent=1) + "\n")
     if args.json:
         print(json.dumps(report))
     else:
