@@ -74,6 +74,7 @@ def test_attention_sample() -> None:
     assert met["drawn rows"] > 5000 and met["ties"] < met["drawn rows"] / 100
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_over_processes(kind: str) -> None:
