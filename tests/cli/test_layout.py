@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from anabranch.cli.main import run
 
@@ -71,10 +72,9 @@ def test_pictures(tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixtur
 
 
 def test_png_or_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    image = pytest.importorskip("PIL.Image")
     path = tmp_path / "layout.png"
     assert run(["layout", MODEL, "--tp", "2", "--draw", str(path)]) == 0
-    with image.open(path) as picture:
+    with Image.open(path) as picture:
         assert picture.width == 2480
     assert run(["layout", MODEL, "--draw", str(tmp_path / "layout.gif")]) == 2
     monkeypatch.setitem(sys.modules, "PIL", None)
