@@ -79,7 +79,7 @@ class Canvas:
             from PIL import Image, ImageDraw, ImageFont
         except ImportError:
             raise ValueError(
-                f"--draw {path}: PNG needs Pillow (pip install 'anabranch[draw]'); .svg needs nothing"
+                f"--draw {path}: PNG needs Pillow (pip install 'anabranch[draw]'), .svg none"
             ) from None
         s = PNG_SCALE
         image = Image.new("RGB", (round(self.width * s), round(self.height * s)), "#ffffff")
