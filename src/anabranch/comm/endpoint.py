@@ -6,7 +6,7 @@ An endpoint is a short text and, on one host, one memory file that child process
     gloo:<fd>               gloo, its store in the file
     gloo:tcp://host:port    gloo, its store at rank 0 (any hosts); also file:///path and env://
 
-The launcher calls `make_endpoint` once, starts every rank with the file among `pass_fds` and the
+The launcher calls `make_endpoint` once, lets every rank inherit the file and gives it the
 text in its arguments, and closes its own end; a rank calls `worlds.open_world`. Nothing has a name
 in the file system, so nothing is left after a kill. Knows no torch, as launchers need none.
 """

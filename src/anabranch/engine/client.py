@@ -293,7 +293,7 @@ class EngineClient:
 
 def _spawn(theirs: socket.socket, pulse_fd: int) -> "subprocess.Popen[bytes]":
     with theirs:
-        return spawn(theirs, pulse_fd, new_group=True)
+        return spawn(theirs, pulse_fd)
 
 
 def _launch(prepared: Prepared, maker: str, endpoint: Endpoint, together: bool) -> Launch:

@@ -39,7 +39,7 @@ def early_engine(slots: int) -> Iterator[Early | None]:
     pulse = Pulse.create(max(1, slots))
     mine, theirs = socket.socketpair()
     with theirs:
-        process = spawn(theirs, pulse.fd, new_group=True, preload=RANKS_MODULE)
+        process = spawn(theirs, pulse.fd, preload=RANKS_MODULE)
     try:
         yield Early(mine, pulse, process)
     finally:

@@ -1,8 +1,8 @@
 """What a process of the tree runs: `python -m anabranch.engine.main CHANNEL PULSE [MODULE]`.
 
-The first message on the channel says whether it is the brain (slot 0: scheduler, rank 0, and the
-parent of the other ranks) or a rank. Ends with status 0 when the channel's other end says so or is
-gone, and with 1 after telling why in the pulse page and on the channel.
+It is the brain (slot 0: scheduler, rank 0, and the parent of the other ranks, which it forks). A
+process ends with status 0 when the channel's other end says so or is gone, and with 1 after telling
+why in the pulse page and on the channel.
 """
 
 import gc
@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from importlib import import_module
+from typing import NoReturn
 
 from anabranch.core.messages import Fatal
 from anabranch.engine.brain import Brain
@@ -65,13 +66,12 @@ def run_brain(launch: Launch, channel: Channel, pulse: Pulse, watch: _Watch) -> 
     """Build the crew, say Ready, serve until told to end."""
     run = launch.run
     crew: Crew
-    if len(launch.endpoint.ranks) == run.layout.mesh.world:
-        crew = LocalCrew(run, launch.path, launch.maker, launch.endpoint)
+    if watch.ranks is not None:
+        crew = TreeCrew(launch, watch.ranks)
     elif launch.endpoint.meeting == MEETING:
         crew = TreeCrew(launch, RemoteRanks(launch))
     else:
-        watch.ranks = ChildRanks(launch, pulse)
-        crew = TreeCrew(launch, watch.ranks)
+        crew = LocalCrew(run, launch.path, launch.maker, launch.endpoint)
     brain = Brain(run, crew)
     gc.freeze()  # what was loaded lives as long as the process: no collection need look at it
     channel.send(FROM_BRAIN.encode(brain.ready))
@@ -94,22 +94,30 @@ def run_rank(launch: Launch, channel: Channel, pulse: Pulse) -> None:
     follow(worker, take, channel, pulse, launch.slot)
 
 
-def main(channel_fd: int, pulse_fd: int, preload: str = "") -> int:
-    parent = os.getppid()
-    die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's ^C is the front's to act on
-    channel = Channel(socket.socket(fileno=channel_fd))
-    pulse = Pulse(pulse_fd)
-    if preload:
-        import_module(preload)
-    launch = TO_BRAIN.decode(channel.recv(FETCH_SECONDS if preload else START_SECONDS))
-    assert isinstance(launch, Launch), f"{type(launch).__name__} before the launch"
+def fork_ranks(launch: Launch, channel: Channel, pulse: Pulse) -> ChildRanks | None:
+    """The other ranks if they are to be children of this process; what they run is loaded first."""
+    world = launch.run.layout.mesh.world
+    if len(launch.endpoint.ranks) == world or launch.endpoint.meeting == MEETING:
+        return None
+    import_module(launch.maker.partition(":")[0])
+    parent = os.getpid()
+
+    def live(mine: Launch, orders: Channel) -> None:
+        die_with_parent(parent)
+        leave(serve(mine, orders, pulse, parent))
+
+    return ChildRanks(launch, pulse, live, channel)
+
+
+def serve(launch: Launch, channel: Channel, pulse: Pulse, parent: int) -> int:
+    """Be the brain (slot 0) or a rank until the end; the exit status."""
     watch = _Watch(pulse, parent, brain=launch.slot == 0)
-    if launch.mask:
-        os.sched_setaffinity(0, launch.mask)
-    beat = Beat(pulse, launch.slot, watch)
-    beat.start()
     try:
+        if launch.slot == 0:
+            watch.ranks = fork_ranks(launch, channel, pulse)
+        if launch.mask:
+            os.sched_setaffinity(0, launch.mask)
+        Beat(pulse, launch.slot, watch).start()
         if launch.slot == 0:
             run_brain(launch, channel, pulse, watch)
         else:
@@ -124,8 +132,25 @@ def main(channel_fd: int, pulse_fd: int, preload: str = "") -> int:
     return 0
 
 
-if __name__ == "__main__":
-    code = main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+def leave(code: int) -> NoReturn:
+    """End now: threads of torch and of ranks need not agree to it."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads of torch and of ranks need not agree to an end
+    os._exit(code)
+
+
+def main(channel_fd: int, pulse_fd: int, preload: str = "") -> int:
+    parent = os.getppid()
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's ^C is the front's to act on
+    channel = Channel(socket.socket(fileno=channel_fd))
+    pulse = Pulse(pulse_fd)
+    if preload:
+        import_module(preload)
+    launch = TO_BRAIN.decode(channel.recv(FETCH_SECONDS if preload else START_SECONDS))
+    assert isinstance(launch, Launch), f"{type(launch).__name__} before the launch"
+    return serve(launch, channel, pulse, parent)
+
+
+if __name__ == "__main__":
+    leave(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

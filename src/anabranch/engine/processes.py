@@ -1,29 +1,26 @@
 """Starting and ending the processes of the tree. No torch, no messages: descriptors and signals.
 
-Every child runs `python -m anabranch.engine.main CHANNEL PULSE [MODULE]`, asks the kernel to be
-killed when its parent dies, and belongs to the brain's process group, so that one signal ends the
+The front starts the brain as `python -m anabranch.engine.main CHANNEL PULSE [MODULE]`; the brain
+forks the ranks, so that what takes long to load is loaded once a host. Every child asks the kernel
+to be killed when its parent dies, and belongs to the brain's process group: one signal ends the
 whole tree.
 """
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
+from multiprocessing.context import ForkProcess
 
 _PR_SET_PDEATHSIG = 1
 
 
-def spawn(
-    channel: socket.socket,
-    pulse_fd: int,
-    fds: Sequence[int] = (),
-    new_group: bool = False,
-    preload: str = "",
-) -> "subprocess.Popen[bytes]":
-    """Start a process of the tree with its end of the channel, the pulse page and `fds`.
+def spawn(channel: socket.socket, pulse_fd: int, preload: str = "") -> "subprocess.Popen[bytes]":
+    """Start a brain, in a process group of its own, with its end of the channel and the pulse page.
 
     It finds modules where this process does. preload: a module it loads before its launch comes,
     for which it then waits longer. The thread that calls this must outlive the child: the kernel
@@ -39,11 +36,21 @@ def spawn(
             *map(str, passed),
             *filter(None, [preload]),
         ],
-        pass_fds=(*passed, *(fd for fd in fds if fd >= 0)),
+        pass_fds=passed,
         stdin=subprocess.DEVNULL,
-        start_new_session=new_group,
+        start_new_session=True,
         env={**os.environ, "PYTHONPATH": path},
     )
+
+
+def fork(born: Callable[[], None]) -> ForkProcess:
+    """A child that runs `born` and ends; it has every descriptor of this process.
+
+    For a process whose only thread is the caller's, which must outlive the child.
+    """
+    process = multiprocessing.get_context("fork").Process(target=born)
+    process.start()
+    return process
 
 
 def die_with_parent(parent: int) -> None:
@@ -64,5 +71,5 @@ def kill_group(leader: int) -> None:
 
 
 def how_it_ended(code: int) -> str:
-    """A return code of subprocess in words."""
+    """An exit code in words: negative for a signal, as subprocess and multiprocessing have it."""
     return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"

@@ -23,7 +23,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Launch:
-    """First message to every process of the tree.
+    """What a process of the tree is to be: the first message to it, or what it was forked with.
 
     path: of the checkpoint. maker: "module:class" of the worker maker. slot: this process's line in
     the pulse page.

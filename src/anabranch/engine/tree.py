@@ -6,10 +6,8 @@ pulse.py's.
 """
 
 import os
-import socket
-import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, TypeVar
@@ -18,7 +16,7 @@ from anabranch.comm.endpoint import make_endpoint
 from anabranch.core.messages import Fatal
 from anabranch.core.plan import ReplicaResult, StepPlan, StepResult
 from anabranch.engine.crew import LocalCrew, StepFailed
-from anabranch.engine.processes import how_it_ended, spawn
+from anabranch.engine.processes import fork, how_it_ended
 from anabranch.engine.protocol import (
     FROM_RANK,
     TO_RANK,
@@ -57,22 +55,30 @@ class Member:
         return message
 
 
+Life = Callable[[Launch, Channel], None]
+"""What a rank's process does from its birth to its end."""
+
+
 class _Child(Member):
     """A rank process of this one."""
 
-    def __init__(self, launch: Launch, pulse: Pulse, fds: tuple[int, ...]) -> None:
-        mine, theirs = socket.socketpair()
-        super().__init__(launch.slot, Channel(mine))
-        self.process = spawn(theirs, pulse.fd, fds)
+    def __init__(self, launch: Launch, live: Life, ours: Sequence[Channel]) -> None:
+        mine, theirs = Channel.pair()
+        super().__init__(launch.slot, mine)
+
+        def born() -> None:
+            for channel in (*ours, mine):  # else the brain's end would outlive the brain
+                channel.close()
+            live(launch, theirs)
+
+        self.process = fork(born)
         theirs.close()
-        self.channel.send(TO_RANK.encode(launch))
 
     def end(self, deadline: float) -> None:
-        try:
-            self.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        self.process.join(max(0.0, deadline - time.monotonic()))
+        if self.process.exitcode is None:
             self.process.kill()
-            self.process.wait()
+            self.process.join()
 
 
 class Others(Protocol):
@@ -91,9 +97,13 @@ class Others(Protocol):
 
 
 class ChildRanks:
-    """Ranks as children of this process, from their start on."""
+    """Ranks as children of this process, forked from it: what it has loaded is theirs as well.
 
-    def __init__(self, launch: Launch, pulse: Pulse) -> None:
+    Made while this process has no thread but the main one and no device in use. live: what a child
+    runs; ours: channels of this process that no child may keep.
+    """
+
+    def __init__(self, launch: Launch, pulse: Pulse, live: Life, ours: Channel) -> None:
         self._pulse = pulse
         self.closing = False
         self._meeting = make_endpoint(launch.run.config.transport)
@@ -110,8 +120,8 @@ class ChildRanks:
                 mask=launch.masks[rank] if launch.masks else (),
                 plans=self._ring.fd,
             )
-            fds = (*self._meeting.fds, self._share_fd, self._ring.fd)
-            self.members.append(_Child(mine, pulse, fds))
+            held = [ours, *(member.channel for member in self.members)]
+            self.members.append(_Child(mine, live, held))
 
     def order(self, message: StepPlan | Control) -> None:
         """Through the ring, or through each channel if the order is long."""
@@ -130,7 +140,7 @@ class ChildRanks:
         for member in self.members:
             if self.closing:
                 return
-            code = member.process.poll()
+            code = member.process.exitcode
             if code is not None and not self.closing:
                 pid = member.process.pid
                 self._pulse.fail(f"rank {member.rank} (pid {pid}) {how_it_ended(code)}")
