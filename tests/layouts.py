@@ -55,11 +55,21 @@ def gqa_arch(heads: int = 24, kv_heads: int = 4, layers: int = 2) -> Arch:
 
 
 class SharpReader(DummyReader):
-    """Dummy weights that show mistakes: attention logits of std near 3, a shared expert scaled
-    x4.
+    """Dummy weights that show mistakes: attention logits of std near 3, a shared expert scaled x4.
+
+    Keeps what it made: many layouts read the same weights.
     """
 
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._made: dict[Source, torch.Tensor] = {}
+
     def read(self, source: Source) -> torch.Tensor:
+        if source not in self._made:
+            self._made[source] = self._make(source)
+        return self._made[source]
+
+    def _make(self, source: Source) -> torch.Tensor:
         value = super().read(source)
         if any(part in source.name for part in ("q_proj", "q_b_proj", "k_proj", "q_norm")):
             value = value * 2
@@ -86,8 +96,9 @@ class Ranks:
         self.world = ThreadWorld(timeout)
         share = ThreadShare(world) if world > 1 else Alone()
 
+        source = SharpReader(seed) if reader is None else reader
+
         def make(rank: int):
-            source = SharpReader(seed) if reader is None else reader
             trace = None if traces is None else traces[rank]
             return self._guarded(build, run, rank, source, share, self.world, trace)
 
@@ -100,8 +111,12 @@ class Ranks:
             self.world.abort()
             raise
 
+    def _in_turn(self, function, *args):
+        with self.world.taken():
+            return self._guarded(function, *args)
+
     def step(self, plan: StepPlan) -> StepResult:
-        futures = [self.threads.submit(self._guarded, w.step, plan) for w in self.workers]
+        futures = [self.threads.submit(self._in_turn, w.step, plan) for w in self.workers]
         errors = [f.exception() for f in futures]
         if any(errors):
             first = [e for e in errors if e is not None and "peer did not" not in str(e)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.layouts import Ranks, drive, resolved, scheduler_for
+from tests.layouts import Ranks, SharpReader, drive, resolved, scheduler_for
 from torch import Tensor
 
 from anabranch.core.arch import Arch
@@ -66,6 +66,9 @@ class Book:
     answers: dict[Prompt, Answer] = field(default_factory=dict)
     scores: dict[Prompt, Floats] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.reader = SharpReader(self.seed)
+
     def ensure(self, prompts: Iterable[tuple[Prompt, int]], scored: Iterable[Prompt] = ()) -> None:
         """Answer prompts (with at least that many tokens) and score others, where not yet known."""
         wanted: dict[Prompt, int] = {}
@@ -84,7 +87,7 @@ class Book:
         run = resolved(
             self.arch, max_model_len=1200, kv_pages=1200, prefix_cache=False, max_running=64
         )
-        ranks = Ranks(run, self.seed)
+        ranks = Ranks(run, reader=self.reader)
         recorder = Recorder()
         ranks.workers[0].sampler = recorder
         try:

@@ -36,7 +36,8 @@ DRAWN: Mapping[str, tuple[Setting, ...]] = {
     "embedding": ("whole", "sharded"),
     "residual": ("sharded", "replica", "replicated", "auto"),
     "prefill_chunk": (7, 16, 32, 64),
-    "page_size": (8, 16),
+    "page_size": (4, 8),
+    "ops": ("reference", "auto"),
 }
 """Settings that vary by the seeded hash of a cell, unless the cell fixes them."""
 
