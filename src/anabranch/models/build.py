@@ -4,6 +4,7 @@ change.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -106,7 +107,7 @@ class Builder:
         )
 
     def norm(self, name: str) -> RMSNorm:
-        return RMSNorm(self.weights[name], self.arch.eps)
+        return RMSNorm(self.weights[name], self.arch.eps, self.ops.rms_norm)
 
     def linear(self, name: str) -> Dense:
         return Dense(self.weights[name], self.weights.get(f"{name}_bias"))
@@ -235,8 +236,9 @@ class Builder:
 
     def _gated(self, name: str, gate: Gate = SILU) -> GatedMlp:
         down = Dense(self.weights[f"{name}.down"])
+        act = partial(self.ops.gated, limit=gate.limit, alpha=gate.alpha, shift=gate.shift)
         return GatedMlp(
-            self.linear(f"{name}.gate_up"), down, self.weights.get(f"{name}.down_bias"), gate
+            self.linear(f"{name}.gate_up"), down, act, self.weights.get(f"{name}.down_bias")
         )
 
     def _moe(self, layer: int) -> MoeFfn:
@@ -248,6 +250,7 @@ class Builder:
             holders = torch.tensor(self.place.holders(spec.experts), device=self.device)
             dispatch = AllToAllDispatch(self.group_of(EVERY), holders)
         experts = Experts(
+            self.ops.run_experts,
             first,
             self.weights[f"{name}.gate_up"],
             self.weights[f"{name}.down"],

@@ -1,12 +1,11 @@
 """Feed-forward blocks on residual rows: dense, and mixture of experts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from anabranch.core.arch import Gate
 from anabranch.nn.boundary import enter_ffn, leave_ffn
-from anabranch.nn.gate import gated
 from anabranch.nn.linear import Linear
 from anabranch.nn.moe.dispatch import Dispatcher
 from anabranch.nn.moe.experts import Experts
@@ -16,15 +15,18 @@ from anabranch.nn.step import StepInputs
 
 @dataclass(frozen=True)
 class GatedMlp:
-    """down(act(gate(x)) * up(x)), or a slice of its width. gate_up: gate rows, then up rows."""
+    """down(act(gate(x)) * up(x)), or a slice of its width. gate_up: gate rows, then up rows.
+
+    gated: both halves [M, 2 * w] -> [M, w], see `ops.signatures.Gated`.
+    """
 
     gate_up: Linear
     down: Linear
+    gated: Callable[[Tensor], Tensor]
     bias: Tensor | None = None
-    gate: Gate = Gate()
 
     def slice(self, x: Tensor) -> Tensor:
-        return self.down(gated(self.gate, self.gate_up(x)))
+        return self.down(self.gated(self.gate_up(x)))
 
 
 @dataclass(frozen=True)

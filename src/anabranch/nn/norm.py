@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from anabranch.ops.signatures import RmsNorm
+
 
 @dataclass(frozen=True)
 class RMSNorm:
@@ -12,14 +14,12 @@ class RMSNorm:
 
     weight: Tensor
     eps: float
+    rms_norm: RmsNorm
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.dtype is torch.float32:
-            return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        wide = unit_rms(x.float(), self.eps)
-        if self.weight.dtype is torch.float32:
-            return (self.weight * wide).to(x.dtype)
-        return self.weight * wide.to(x.dtype)
+        if self.weight.dtype is x.dtype:
+            return self.rms_norm(x, self.weight, self.eps)
+        return (self.weight * unit_rms(x.float(), self.eps)).to(x.dtype)
 
 
 def unit_rms(x: Tensor, eps: float) -> Tensor:

@@ -212,3 +212,61 @@ def attend_rows() -> Iterator[Sample]:
     )
     for dtype, shape, window, sink in itertools.product(FLOATS, shapes, (None, 4), (False, True)):
         yield Sample(f"{shape}-{dtype}-{window}-{sink}", partial(make, dtype, shape, window, sink))
+
+
+def rms_norm() -> Iterator[Sample]:
+    """Odd widths, rows of a wider tensor, no rows."""
+
+    def make(rows: int, width: int, dtype: torch.dtype, strided: bool) -> Call:
+        x = _normal(31, rows, width + 5, dtype=dtype)
+        x = x[:, :width] if strided else x[:, :width].contiguous()
+        return Call((x, 1 + 0.1 * _normal(32, width, dtype=dtype), 1e-6))
+
+    for rows, width, dtype, strided in itertools.product(
+        (0, 1, 5), (7, 64, 131), FLOATS, (False, True)
+    ):
+        yield Sample(
+            f"{rows}-{width}-{dtype}-{strided}", partial(make, rows, width, dtype, strided)
+        )
+
+
+GATES: tuple[Mapping[str, float], ...] = ({}, {"limit": 0.7, "alpha": 1.702, "shift": 1.0})
+
+
+def gated() -> Iterator[Sample]:
+    """Odd widths, rows of a wider tensor, the plain and the clamped form, far tails."""
+
+    def make(rows: int, width: int, dtype: torch.dtype, gate: Mapping[str, float]) -> Call:
+        both = _normal(33, rows, 2 * width + 3, dtype=dtype)[:, : 2 * width]
+        if rows > 1:
+            both[0] = torch.linspace(-90, 90, 2 * width).to(dtype)
+            both[0, width:] = 1
+        return Call((both,), gate)
+
+    for rows, width, dtype, gate in itertools.product((0, 1, 4), (5, 24, 65), FLOATS, GATES):
+        yield Sample(f"{rows}-{width}-{dtype}-{gate}", partial(make, rows, width, dtype, gate))
+
+
+def run_experts() -> Iterator[Sample]:
+    """Experts of others, experts without rows, biases, strided weights, few rows and many."""
+
+    def make(
+        rows: int, width: int, dtype: torch.dtype, biases: bool, gate: Mapping[str, float]
+    ) -> Call:
+        dim, held, known = 37, 3, 8
+        draw = torch.Generator().manual_seed(rows)
+        ids = torch.rand(rows, known, generator=draw).topk(2).indices
+        x, weights = _normal(34, rows, dim, dtype=dtype), _normal(35, rows, 2).softmax(-1)
+        gate_up = (_normal(36, held, 2 * width + 2, dim) / 2 / dim**0.5).to(dtype)[:, : 2 * width]
+        down = (_normal(37, held, dim, width) / width**0.5).to(dtype)
+        kwargs = {"first": 2, "gate_up": gate_up, "down": down, **gate}
+        if biases:
+            kwargs["gate_up_bias"] = _normal(38, held, 2 * width).mul(0.1).to(dtype)
+            kwargs["down_bias"] = _normal(39, held, dim).mul(0.1).to(dtype)
+        return Call((x, ids, weights), kwargs)
+
+    for rows, width, dtype, biases, gate in itertools.product(
+        (0, 1, 7, 30, 200), (5, 32), FLOATS, (False, True), GATES
+    ):
+        name = f"{rows}-{width}-{dtype}-{biases}-{gate}"
+        yield Sample(name, partial(make, rows, width, dtype, biases, gate))

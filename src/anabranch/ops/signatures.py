@@ -151,3 +151,51 @@ class AttendRows(Protocol):
         window: int | None = None,
         sink: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]: ...
+
+
+class RmsNorm(Protocol):
+    """x / rms(x) * weight over the last dim (arXiv 1910.07467).
+
+    x [..., d] of rows that are each dense, weight [d] of its dtype. The quotient is an fp32 one,
+    rounded to x's dtype before the weight is applied, as the released models' code does it.
+    """
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+
+class Gated(Protocol):
+    """The gated activation of feed-forward blocks (SwiGLU, arXiv 2002.05202, and clamped forms).
+
+    both [M, 2 * w], gate columns then up columns -> [M, w] = act(gate) * (up + shift), where
+    act(g) = g * sigmoid(alpha * g); with a limit, gate is first cut above it and up on both sides.
+    """
+
+    def __call__(
+        self, both: Tensor, *, limit: float | None = None, alpha: float = 1.0, shift: float = 0.0
+    ) -> Tensor: ...
+
+
+class RunExperts(Protocol):
+    """Rows through the experts they are routed to: the weighed sum of each row's outputs [M, d].
+
+    x [M, d]; ids int64 [M, k] and weights fp32 [M, k]: a row's experts; those outside
+    [first, first + E) are somebody else's and add nothing. gate_up [E, 2 * w, d] (gate rows, then
+    up rows), down [E, d, w], of x's dtype, last dims dense; biases [E, 2 * w] and [E, d]. The
+    activation is `Gated`'s. A row's sum runs in expert order, in fp32.
+    """
+
+    def __call__(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        *,
+        first: int,
+        gate_up: Tensor,
+        down: Tensor,
+        limit: float | None = None,
+        alpha: float = 1.0,
+        shift: float = 0.0,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+    ) -> Tensor: ...

@@ -13,15 +13,18 @@ import torch
 
 from anabranch.ops import samples
 from anabranch.ops.cpu import provider as cpp
-from anabranch.ops.reference import attention, partials, rows
+from anabranch.ops.reference import attention, experts, partials, rows
 from anabranch.ops.samples import Sample
 from anabranch.ops.signatures import (
     AttendPaged,
     AttendPagedMla,
     AttendRows,
     CopyRows,
+    Gated,
     MergePartials,
     PackPartials,
+    RmsNorm,
+    RunExperts,
     SumMembers,
 )
 
@@ -30,6 +33,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 EXACT: Mapping[torch.dtype, float] = {}
 MERGE = {torch.float32: 2e-6, torch.bfloat16: 7.8e-3, torch.float16: 1e-3}
+PRODUCTS = {torch.float32: 2e-5, torch.bfloat16: 3.2e-2, torch.float16: 4e-3}
 ATTENTION = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 
 
@@ -89,6 +93,9 @@ class Ops:
     attend_paged_gqa: AttendPaged
     attend_paged_mla: AttendPagedMla
     attend_rows: AttendRows
+    rms_norm: RmsNorm
+    gated: Gated
+    run_experts: RunExperts
     providers: Mapping[str, str]
 
     def describe(self) -> dict[str, str]:
@@ -142,6 +149,18 @@ ATTEND_ROWS: Op[AttendRows] = Op(
     _cpp(lambda k: k.attend_rows),
 )
 
+RMS_NORM: Op[RmsNorm] = Op(
+    "rms_norm", experts.rms_norm, PRODUCTS, samples.rms_norm, _cpp(lambda k: k.rms_norm)
+)
+GATED: Op[Gated] = Op("gated", experts.gated, PRODUCTS, samples.gated, _cpp(lambda k: k.gated))
+RUN_EXPERTS: Op[RunExperts] = Op(
+    "run_experts",
+    experts.run_experts,
+    PRODUCTS,
+    samples.run_experts,
+    _cpp(lambda k: k.run_experts),
+)
+
 
 def bind(device: str = "cpu", provider: Choice = "auto", threads: int | None = None) -> Ops:
     """Every op for one device, each with the best provider that runs here, or the asked one.
@@ -171,6 +190,9 @@ def bind(device: str = "cpu", provider: Choice = "auto", threads: int | None = N
         attend_paged_gqa=pick(ATTEND_PAGED_GQA),
         attend_paged_mla=pick(ATTEND_PAGED_MLA),
         attend_rows=pick(ATTEND_ROWS),
+        rms_norm=pick(RMS_NORM),
+        gated=pick(GATED),
+        run_experts=pick(RUN_EXPERTS),
         providers=names,
     )
 

@@ -62,7 +62,7 @@ class MlaAttention:
         else:
             q_ThLR = self._absorb(q_ThNR, phase.w_kc)
             out = phase.exchange.attend(phase.latent, q_ThLR, fresh, pool, seg, None)
-            out = torch.einsum("thl,hvl->thv", out, phase.w_vc)
+            out = torch.bmm(out.transpose(0, 1), phase.w_vc.transpose(1, 2)).transpose(0, 1)
         return phase.o(out.flatten(1))
 
     def _queries(self, x: Tensor, phase: MlaPhase, angles: Angles) -> Tensor:
@@ -74,8 +74,8 @@ class MlaAttention:
         return torch.cat((q[..., : self.nope], angles.rotate(q[..., self.nope :])), dim=-1)
 
     def _absorb(self, q: Tensor, w_kc: Tensor) -> Tensor:
-        inside = torch.einsum("thn,hnl->thl", q[..., : self.nope], w_kc)
-        return torch.cat((inside, q[..., self.nope :]), dim=-1)
+        inside = torch.bmm(q[..., : self.nope].transpose(0, 1), w_kc)
+        return torch.cat((inside.transpose(0, 1), q[..., self.nope :]), dim=-1)
 
     def _entries(self, x: Tensor, angles: Angles) -> Tensor:
         row = self.kv_a(x)

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from anabranch.core.arch import Gate
-from anabranch.nn.gate import gated
+from anabranch.ops.signatures import RunExperts
 
 
 @dataclass(frozen=True)
@@ -18,6 +16,7 @@ class Experts:
     down_bias [E, d] on one holder of each expert only, so that it enters the sum once.
     """
 
+    run: RunExperts
     first: int
     gate_up: Tensor
     down: Tensor
@@ -26,29 +25,9 @@ class Experts:
     down_bias: Tensor | None = None
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """x [M, d], ids int64 [M, k] of the whole model, weights fp32 [M, k] -> [M, d] partial.
-
-        Rows are taken expert by expert; each row's sum runs in expert order, in fp32.
-        """
-        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        flat = ids.flatten()
-        order = flat.argsort(stable=True)
-        counts = torch.bincount(flat, minlength=self.first + len(self.down)).tolist()
-        at = sum(counts[: self.first])
-        for local in range(len(self.down)):
-            n = counts[self.first + local]
-            if n:
-                pairs = order[at : at + n]
-                rows = pairs // ids.shape[1]
-                out = self._expert(x.index_select(0, rows), local)
-                total.index_add_(0, rows, out.float() * weights.view(-1, 1).index_select(0, pairs))
-            at += n
-        return total.to(x.dtype)
-
-    def _expert(self, x: Tensor, local: int) -> Tensor:
-        both = F.linear(x, self.gate_up[local], _row(self.gate_up_bias, local))
-        return F.linear(gated(self.gate, both), self.down[local], _row(self.down_bias, local))
-
-
-def _row(bias: Tensor | None, local: int) -> Tensor | None:
-    return None if bias is None else bias[local]
+        """x [M, d], ids int64 [M, k] of the whole model, weights fp32 [M, k] -> [M, d] partial."""
+        return self.run(
+            x, ids, weights, first=self.first, gate_up=self.gate_up, down=self.down,
+            limit=self.gate.limit, alpha=self.gate.alpha, shift=self.gate.shift,
+            gate_up_bias=self.gate_up_bias, down_bias=self.down_bias,
+        )  # fmt: skip

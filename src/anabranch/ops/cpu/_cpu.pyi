@@ -70,3 +70,22 @@ class Provider:
         out: Tensor,
         lse: Tensor,
     ) -> None: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
+    def gated(
+        self, both: Tensor, limit: float, alpha: float, shift: float, out: Tensor
+    ) -> None: ...
+    def run_experts(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        first: int,
+        gate_up: Tensor,
+        down: Tensor,
+        limit: float,
+        alpha: float,
+        shift: float,
+        gate_up_bias: Tensor | None,
+        down_bias: Tensor | None,
+        out: Tensor,
+    ) -> None: ...

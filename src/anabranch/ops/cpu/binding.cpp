@@ -100,6 +100,11 @@ class Provider {
   void attend_rows(nb::handle q_, nb::handle k_, nb::handle v_, nb::handle q_pos_, nb::handle k_pos_,
                    nb::handle kv_map_, float scale, int64_t window, nb::handle sink_, nb::handle out_,
                    nb::handle lse_) const;
+  void rms_norm(nb::handle x_, nb::handle weight_, float eps, nb::handle out_) const;
+  void gated(nb::handle both_, float limit, float alpha, float shift, nb::handle out_) const;
+  void run_experts(nb::handle x_, nb::handle ids_, nb::handle weights_, int64_t first, nb::handle gate_up_,
+                   nb::handle down_, float limit, float alpha, float shift, nb::handle gate_up_bias_,
+                   nb::handle down_bias_, nb::handle out_) const;
 
  private:
   static const Kernels* find(const std::string& isa) {
@@ -443,6 +448,101 @@ void Provider::attend_rows(nb::handle q_, nb::handle k_, nb::handle v_, nb::hand
   kernels_->attend_rows(a);
 }
 
+// ---- feed-forward
+
+void Provider::rms_norm(nb::handle x_, nb::handle weight_, float eps, nb::handle out_) const {
+  const char* op = "rms_norm";
+  const Tensor x = reader_.read(x_, op, "x"), weight = reader_.read(weight_, op, "weight").need_dims(1);
+  const Tensor out = reader_.read(out_, op, "out");
+  NormArgs a;
+  a.type = float_type(x);
+  x.need(x.ndim >= 1 && x.size(x.ndim - 1) == weight.size(0), "its last dim must be the weight's length");
+  x.need(x.ndim == 2 ? x.dense(1) : x.dense(0), "it must be rows, each dense, or dense as a whole");
+  weight.need(weight.same_dtype(x) && weight.dense(0), "it must be dense, of x's dtype");
+  assert(out.dense(0) && same_shape(out, x));
+  a.x = x.bytes(), a.weight = weight.bytes(), a.out = out.bytes();
+  a.width = weight.size(0);
+  a.rows = product(x, 0) / (a.width ? a.width : 1);
+  a.x_stride = x.ndim == 2 ? x.stride(0) : a.width;
+  a.eps = eps;
+  a.threads = threads_;
+  const Unlocked unlocked(a.rows * a.width * x.itemsize());
+  kernels_->rms_norm(a);
+}
+
+void Provider::gated(nb::handle both_, float limit, float alpha, float shift, nb::handle out_) const {
+  const char* op = "gated";
+  const Tensor both = reader_.read(both_, op, "both").need_dims(2), out = reader_.read(out_, op, "out");
+  GatedArgs a;
+  a.type = float_type(both);
+  both.need(both.size(1) % 2 == 0 && both.dense(1), "it must be dense rows of gate and up columns");
+  a.gate = {limit, alpha, shift};
+  a.rows = both.size(0), a.width = both.size(1) / 2, a.both_stride = both.stride(0);
+  assert(out.dense(0) && out.size(0) == a.rows && out.size(1) == a.width);
+  a.both = both.bytes(), a.out = out.bytes();
+  a.threads = threads_;
+  const Unlocked unlocked(a.rows * a.width * both.itemsize());
+  kernels_->gated(a);
+}
+
+void Provider::run_experts(nb::handle x_, nb::handle ids_, nb::handle weights_, int64_t first,
+                           nb::handle gate_up_, nb::handle down_, float limit, float alpha, float shift,
+                           nb::handle gate_up_bias_, nb::handle down_bias_, nb::handle out_) const {
+  const char* op = "run_experts";
+  const Tensor x = reader_.read(x_, op, "x").need_dims(2), out = reader_.read(out_, op, "out");
+  const Tensor ids = reader_.read(ids_, op, "ids").need_dims(2);
+  const Tensor weights = reader_.read(weights_, op, "weights").need_dims(2);
+  const Tensor gate_up = reader_.read(gate_up_, op, "gate_up").need_dims(3);
+  const Tensor down = reader_.read(down_, op, "down").need_dims(3);
+  ExpertsArgs a;
+  a.type = float_type(x);
+  a.rows = x.size(0), a.dim = x.size(1), a.experts = down.size(0), a.width = down.size(2);
+  x.need(x.dense(1), "its rows must be dense");
+  ids.need(ids.is(kInt, 64) && ids.size(0) == a.rows && ids.dense(0), "it must be dense int64 [rows, k]");
+  weights.need(weights.f32() && same_shape(weights, ids) && weights.dense(0),
+               "it must be dense float32, one per id");
+  if (!gate_up.same_dtype(x) || !down.same_dtype(x) || gate_up.size(0) != a.experts ||
+      gate_up.size(1) != 2 * a.width || gate_up.size(2) != a.dim || down.size(1) != a.dim)
+    refuse(op, x.described() + ", " + gate_up.described() + ", " + down.described() +
+                   "; they must be [rows, d], [experts, 2 * w, d], [experts, d, w] of one dtype");
+  gate_up.need(gate_up.dense(2), "its last dim must have stride 1");
+  down.need(down.dense(2), "its last dim must have stride 1");
+  const auto bias = [&](nb::handle object, const char* name, int64_t width) -> const char* {
+    if (object.is_none()) return nullptr;
+    const Tensor t = reader_.read(object, op, name);
+    t.need(t.ndim == 2 && t.same_dtype(x) && t.size(0) == a.experts && t.size(1) == width && t.dense(0),
+           "it must be dense, of x's dtype, a row per expert");
+    return t.bytes();
+  };
+  a.gate_up_bias = bias(gate_up_bias_, "gate_up_bias", 2 * a.width);
+  a.down_bias = bias(down_bias_, "down_bias", a.dim);
+  const int64_t k = ids.size(1), *id = ids.as<const int64_t>();
+  const float* given = weights.as<const float>();
+  std::vector<int64_t> begin(a.experts + 1), row;
+  std::vector<float> weight;
+  const auto local = [&](int64_t i) { return id[i] >= first && id[i] < first + a.experts; };
+  for (int64_t i = 0; i < a.rows * k; ++i)
+    if (local(i)) ++begin[id[i] - first + 1];
+  for (int64_t e = 0; e < a.experts; ++e) begin[e + 1] += begin[e];
+  a.pairs = begin[a.experts];
+  row.resize(a.pairs), weight.resize(a.pairs);
+  std::vector<int64_t> next(begin);
+  for (int64_t i = 0; i < a.rows * k; ++i)
+    if (local(i)) {
+      const int64_t at = next[id[i] - first]++;
+      row[at] = i / k, weight[at] = given[i];
+    }
+  assert(out.dense(0) && same_shape(out, x));
+  a.gate = {limit, alpha, shift};
+  a.x = x.bytes(), a.gate_up = gate_up.bytes(), a.down = down.bytes(), a.out = out.bytes();
+  a.x_stride = x.stride(0);
+  for (int i = 0; i < 2; ++i) a.gate_up_stride[i] = gate_up.stride(i), a.down_stride[i] = down.stride(i);
+  a.begin = begin.data(), a.row = row.data(), a.weight = weight.data();
+  a.threads = threads_;
+  const Unlocked unlocked(a.experts * a.width * a.dim * x.itemsize());
+  kernels_->run_experts(a);
+}
+
 }  // namespace
 }  // namespace anabranch
 
@@ -474,5 +574,10 @@ NB_MODULE(_cpu, m) {
            nb::arg("scale"), nb::arg("start").none(), nb::arg("sink").none(), nb::arg("out"), nb::arg("lse"))
       .def("attend_rows", &Provider::attend_rows, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("q_pos"),
            nb::arg("k_pos"), nb::arg("kv_map"), nb::arg("scale"), nb::arg("window"), nb::arg("sink").none(),
-           nb::arg("out"), nb::arg("lse"));
+           nb::arg("out"), nb::arg("lse"))
+      .def("rms_norm", &Provider::rms_norm)
+      .def("gated", &Provider::gated)
+      .def("run_experts", &Provider::run_experts, nb::arg("x"), nb::arg("ids"), nb::arg("weights"),
+           nb::arg("first"), nb::arg("gate_up"), nb::arg("down"), nb::arg("limit"), nb::arg("alpha"),
+           nb::arg("shift"), nb::arg("gate_up_bias").none(), nb::arg("down_bias").none(), nb::arg("out"));
 }

@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 #include "attention.h"
+#include "experts.h"
 #include "partials.h"
 #include "rows.h"
 
@@ -15,4 +16,5 @@ ANABRANCH_EXPAND(ANABRANCH_ISA)
 
 const anabranch::Kernels anabranch::ANABRANCH_ISA::kernels = {
     copy_rows, sum_members, pack_partials, merge_partials, attend_paged, attend_rows,
+    rms_norm,  gated,       run_experts,
 };

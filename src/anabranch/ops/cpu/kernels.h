@@ -93,6 +93,45 @@ struct RowsArgs {
   int threads;
 };
 
+struct NormArgs {
+  Type type;
+  const char *x, *weight;
+  char* out;  // [rows, width], dense
+  int64_t rows, width, x_stride;
+  float eps;
+  int threads;
+};
+
+// act(g) * (up + shift), act(g) = g * sigmoid(alpha * g); both are cut at limit (infinite: not at all).
+struct Gate {
+  float limit, alpha, shift;
+};
+
+struct GatedArgs {
+  Type type;
+  Gate gate;
+  const char* both;  // [rows, 2 * width]: gate columns, then up columns
+  char* out;         // [rows, width], dense
+  int64_t rows, width, both_stride;
+  int threads;
+};
+
+// Pairs of a row and an expert, sorted by expert: those of expert e are begin[e] .. begin[e + 1] - 1.
+struct ExpertsArgs {
+  Type type;
+  Gate gate;
+  const char* x;        // [rows, dim]
+  const char* gate_up;  // [experts, 2 * width, dim]
+  const char* down;     // [experts, dim, width]
+  const char *gate_up_bias, *down_bias;  // dense, or null
+  char* out;                             // [rows, dim], dense
+  int64_t rows, dim, width, experts, pairs;
+  int64_t x_stride, gate_up_stride[2], down_stride[2];
+  const int64_t *begin, *row;  // [experts + 1], [pairs]
+  const float* weight;         // [pairs]
+  int threads;
+};
+
 struct Kernels {
   void (*copy_rows)(const CopyRowsArgs&);
   void (*sum_members)(const SumArgs&);
@@ -100,6 +139,9 @@ struct Kernels {
   void (*merge_partials)(const MergeArgs&);
   void (*attend_paged)(const PagedArgs&);
   void (*attend_rows)(const RowsArgs&);
+  void (*rms_norm)(const NormArgs&);
+  void (*gated)(const GatedArgs&);
+  void (*run_experts)(const ExpertsArgs&);
 };
 
 }  // namespace anabranch

@@ -5,6 +5,7 @@ and dtypes. Without it (no compiler at install) ``unusable`` says so and nothing
 """
 
 import importlib
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from anabranch.ops.reference import experts
 from anabranch.ops.signatures import (
     Base,
     CopyRows,
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from anabranch.ops.cpu import _cpu
 
 ISA_VARIABLE = "ANABRANCH_ISA"
+FEW = 24
+"""Rows an expert, on average, from which the library's matrix products are quicker, where the
+library has any for the dtype: 16-bit ones are quick with AVX-512 alone."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,9 @@ class CppOps:
         here = machine()
         assert here is not None, "ask unusable() first"
         extension = importlib.import_module("anabranch.ops.cpu._cpu")
-        self._native: _cpu.Provider = extension.Provider(chosen_isa(here), threads, Tensor)
+        isa = chosen_isa(here)
+        self._native: _cpu.Provider = extension.Provider(isa, threads, Tensor)
+        self._quick = (torch.float32,) if isa != "avx512" else (torch.float32, torch.bfloat16)
         self.copy_rows = self._native.copy_rows
         self.pack_partials = self._native.pack_partials
 
@@ -178,3 +185,52 @@ class CppOps:
         lse = torch.empty(q.shape[:-1], dtype=torch.float32)
         self._native.attend_rows(q, k, v, q_pos, k_pos, kv_map, scale, window or 0, sink, out, lse)
         return out, lse
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See ``signatures.RmsNorm``."""
+        if x.dim() != 2 or x.stride(1) != 1:
+            x = x.contiguous()
+        out = torch.empty(x.shape, dtype=x.dtype)
+        self._native.rms_norm(x, weight, eps, out)
+        return out
+
+    def gated(
+        self,
+        both: Tensor,
+        *,
+        limit: float | None = None,
+        alpha: float = 1.0,
+        shift: float = 0.0,
+    ) -> Tensor:
+        """See ``signatures.Gated``."""
+        out = torch.empty((len(both), both.shape[1] // 2), dtype=both.dtype)
+        self._native.gated(both, math.inf if limit is None else limit, alpha, shift, out)
+        return out
+
+    def run_experts(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        *,
+        first: int,
+        gate_up: Tensor,
+        down: Tensor,
+        limit: float | None = None,
+        alpha: float = 1.0,
+        shift: float = 0.0,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+    ) -> Tensor:
+        """See ``signatures.RunExperts``. Many rows are left to the library's matrix products."""
+        if x.dtype in self._quick and ids.numel() > FEW * len(down):
+            return experts.run_experts(
+                x, ids, weights, first=first, gate_up=gate_up, down=down, limit=limit, alpha=alpha,
+                shift=shift, gate_up_bias=gate_up_bias, down_bias=down_bias,
+            )  # fmt: skip
+        out = torch.empty(x.shape, dtype=x.dtype)
+        self._native.run_experts(
+            x, ids, weights, first, gate_up, down, math.inf if limit is None else limit, alpha,
+            shift, gate_up_bias, down_bias, out,
+        )  # fmt: skip
+        return out
