@@ -2,6 +2,7 @@
 
     python tools/matrix.py --full                 every accepted cell of issue-size sets
     python tools/matrix.py --dp-only              TP, EP and DP attention
+    python tools/matrix.py --full --part 2/6      every sixth of them, from the second on
     python tools/matrix.py --sample 150 --seed 3  a seeded sample
     python tools/matrix.py --census               accepted and refused only
 
@@ -27,6 +28,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="run every accepted cell")
     parser.add_argument("--dp-only", action="store_true", help="TP, EP and DP attention only")
     parser.add_argument("--sample", type=int, default=60, help="cells to run without --full")
+    parser.add_argument("--part", default="1/1", help="I/N: every Nth cell, from the Ith on")
     parser.add_argument("--seed", type=int, default=0, help="of the sample and of the trials")
     parser.add_argument("--world", type=int, nargs="*", default=[1, 2, 4, 8], help="rank counts P")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
@@ -48,6 +50,8 @@ def main() -> int:
     if args.over == "gloo":  # its peers cannot address each other's memory
         census.accepted = [c for c in census.accepted if c.settings.get("dcp_exchange") != "fused"]
     cells = census.accepted if args.full else census.sample(args.sample, args.seed)
+    part, parts = map(int, args.part.split("/"))
+    cells = cells[part - 1 :: parts]
     jobs = args.jobs if args.over == "threads" else 1
     started, met, failed = time.perf_counter(), Counter[str](), []
     for outcome in outcomes([] if args.census else cells, args.seed, jobs, args.over):
@@ -66,6 +70,7 @@ def main() -> int:
         "run": met.pop("run", 0),
         "failed": failed,
         "seed": args.seed,
+        "part": args.part,
         "seconds": round(time.perf_counter() - started, 1),
         "met": dict(met.most_common()),
     }
