@@ -62,6 +62,12 @@ class _Watch:
             kill_group(os.getpgrp())
 
 
+def _start_collecting() -> None:
+    """What was loaded so far lives as long as the process: no collection need look at it."""
+    gc.freeze()
+    gc.enable()
+
+
 def run_brain(launch: Launch, channel: Channel, pulse: Pulse, watch: _Watch) -> None:
     """Build the crew, say Ready, serve until told to end."""
     run = launch.run
@@ -73,7 +79,7 @@ def run_brain(launch: Launch, channel: Channel, pulse: Pulse, watch: _Watch) -> 
     else:
         crew = LocalCrew(run, launch.path, launch.maker, launch.endpoint)
     brain = Brain(run, crew)
-    gc.freeze()  # what was loaded lives as long as the process: no collection need look at it
+    _start_collecting()
     channel.send(FROM_BRAIN.encode(brain.ready))
     Loop(brain, channel, pulse).run()
     brain.close()
@@ -83,7 +89,7 @@ def run_rank(launch: Launch, channel: Channel, pulse: Pulse) -> None:
     """Build one worker and obey until the brain says farewell or is gone."""
     (rank,) = launch.endpoint.ranks
     worker = load_maker(launch.maker, launch.run, launch.path, launch.endpoint).make(rank)
-    gc.freeze()
+    _start_collecting()
     channel.send(FROM_RANK.encode(Loaded(rank)))
     orders = RingReader(Ring(launch.plans), rank - 1)
 
@@ -140,6 +146,7 @@ def leave(code: int) -> NoReturn:
 
 
 def main(channel_fd: int, pulse_fd: int, preload: str = "") -> int:
+    gc.disable()  # while modules and weights are loaded, which leaves nothing to collect
     parent = os.getppid()
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's ^C is the front's to act on

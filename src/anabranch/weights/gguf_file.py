@@ -54,6 +54,8 @@ def _block(kind: int) -> tuple[int, int]:
         raise ValueError(f"unknown ggml tensor type {kind}") from e
     return int(elements), int(nbytes)
 
+_LENGTH = struct.Struct("<Q")
+
 
 class GGUFFile:
     """A mapped .gguf file. ValueError if it is truncated, damaged or of another version.
@@ -98,6 +100,19 @@ class GGUFFile:
             raise IndexError
         return self.map[start : self._at].decode("utf-8", "replace")
 
+    def _strings(self, count: int) -> list[Value]:
+        """As `_string`, many times over: a vocabulary is most of a file's head."""
+        data, at, end = self.map, self._at, len(self.map)
+        found: list[Value] = []
+        for _ in range(count):
+            (length,) = _LENGTH.unpack_from(data, at)
+            start, at = at + 8, at + 8 + length
+            if at > end:
+                raise IndexError
+            found.append(data[start:at].decode("utf-8", "replace"))
+        self._at = at
+        return found
+
     def _value(self, kind: int) -> Value:
         if kind == _STRING:
             return self._string()
@@ -105,6 +120,8 @@ class GGUFFile:
             inner, count = int(self._take("I")[0]), self._count("Q")
             if inner in _SCALARS:
                 return list(self._take(f"{count}{_SCALARS[inner]}"))
+            if inner == _STRING:
+                return self._strings(count)
             return [self._value(inner) for _ in range(count)]
         if kind not in _SCALARS:
             raise ValueError(f"{self.path}: damaged GGUF: unknown value type {kind}")

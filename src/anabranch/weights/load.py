@@ -8,6 +8,7 @@ Knows no checkpoint format and no model.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from anabranch.weights.readers.base import Reader, check_source, cut, whole_rang
 from anabranch.weights.recipe import Param, Recipe, Source, Transform
 from anabranch.weights.share import ALIGN, Share, aborting, private_arena
 
-_STREAM = 1 << 16  # elements read and converted at a time: in cache, many for the cost of a call
+_STREAM = 1 << 18  # elements read and converted at a time: near the cache, many for a call's cost
 
 Params = dict[str, torch.Tensor]
 
@@ -161,11 +162,20 @@ def load(
         arena = shared if slot.shared else private
         memory = arena[slot.offset : slot.offset + slot.nbytes]
         params[slot.param.name] = memory.view(slot.dtype).view(slot.param.shape)
-    with aborting(share), _one_thread():
-        for slot in slots:
-            if slot.writer == rank:
-                for source, out in _parts(slot.param, params[slot.param.name]):
-                    _fill(source, out, reader)
+    threads = torch.get_num_threads()
+    with aborting(share), _one_thread(), ThreadPoolExecutor(threads) as pool:
+        parts = [
+            pool.submit(_fill, source, out, reader)
+            for slot in slots
+            if slot.writer == rank
+            for source, out in _parts(slot.param, params[slot.param.name])
+        ]
+        try:
+            for part in parts:
+                part.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     share.barrier()
     return params
 

@@ -22,17 +22,20 @@ def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
     return blocks[..., at : at + 2].contiguous().view(torch.float16).float()
 
 
-def _nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """16 bytes as 32 numbers: the low halves, then the high ones."""
-    return torch.cat((packed & 15, packed >> 4), dim=-1)
+def _nibbles(packed: torch.Tensor, low: int) -> torch.Tensor:
+    """16 bytes as 32 numbers less `low`, float32: the low halves, then the high ones."""
+    numbers = torch.empty((*packed.shape[:-1], 32))
+    numbers[..., :16] = packed & 15
+    numbers[..., 16:] = packed >> 4
+    return numbers.sub_(low) if low else numbers
 
 
 def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    return (_nibbles(blocks[..., 2:]).to(torch.int8) - 8).float() * _half(blocks, 0)
+    return _nibbles(blocks[..., 2:], 8).mul_(_half(blocks, 0))
 
 
 def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    return _nibbles(blocks[..., 4:]).float() * _half(blocks, 0) + _half(blocks, 2)
+    return _nibbles(blocks[..., 4:], 0).mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
 def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
