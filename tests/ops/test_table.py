@@ -45,7 +45,7 @@ def test_provider_agrees_with_the_reference(op: ops.Op, threads: int, bind: Bind
 
 def test_every_op_is_bound() -> None:
     assert {op.name for op in OPS} == set(ops.bind("cpu").describe())
-    assert len(OPS) == 10
+    assert len(OPS) == 11
 
 
 def test_reference_is_bound_when_asked() -> None:

@@ -227,5 +227,5 @@ def test_loading_is_streamed() -> None:
     params = load([recipe], 0, typed, torch.bfloat16, Alone())
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert bool((params["w"] == 1).all())
-    assert reader.largest <= 1 << 16
+    assert reader.largest <= 1 << 18
     assert grown < 20000 * 512 * 2 / 2**20 + 16  # MiB: the weights themselves and little else

@@ -77,7 +77,7 @@ class Builder:
             Embedding(self.weights["embed"], start, whole),
             tuple(self._layer(i) for i in range(self.arch.layers)),
             self.norm("norm"),
-            Head(self.weights["head"], self.group_of(axes), tuple(counts)),
+            Head(self.weights["head"], self.group_of(axes), tuple(counts), self.ops.linear),
             Rotary(self.arch.rope, self.max_len, self.device),
             self.ends(),
         )
@@ -110,7 +110,7 @@ class Builder:
         return RMSNorm(self.weights[name], self.arch.eps, self.ops.rms_norm)
 
     def linear(self, name: str) -> Dense:
-        return Dense(self.weights[name], self.weights.get(f"{name}_bias"))
+        return Dense(self.weights[name], self.weights.get(f"{name}_bias"), self.ops.linear)
 
     def _layer(self, index: int) -> Layer:
         name = f"layers.{index}"
@@ -170,7 +170,7 @@ class Builder:
 
     def _gqa(self, attn: GQA, index: int, name: str) -> GqaAttention:
         width = attn.head_dim
-        q, o = self.linear(f"{name}.q"), ColumnBlocks(self.weights[f"{name}.o"])
+        q, o = self.linear(f"{name}.q"), ColumnBlocks(self.weights[f"{name}.o"], self.ops.linear)
         window = attn.windows[index] if attn.windows else None
         sinks = self.weights.get(f"{name}.sinks")
         phases = {}
@@ -201,7 +201,7 @@ class Builder:
 
     def _mla(self, attn: MLA, name: str) -> MlaAttention:
         head = attn.nope + attn.rope
-        q, o = self.linear(f"{name}.q"), ColumnBlocks(self.weights[f"{name}.o"])
+        q, o = self.linear(f"{name}.q"), ColumnBlocks(self.weights[f"{name}.o"], self.ops.linear)
         kv_b = self.weights[f"{name}.kv_b"]
         zeros = torch.zeros(attn.heads, dtype=torch.int32, device=self.device)
         phases = {}
@@ -235,7 +235,7 @@ class Builder:
     # feed-forward ------------------------------------------------------------------------------
 
     def _gated(self, name: str, gate: Gate = SILU) -> GatedMlp:
-        down = Dense(self.weights[f"{name}.down"])
+        down = Dense(self.weights[f"{name}.down"], product=self.ops.linear)
         act = partial(self.ops.gated, limit=gate.limit, alpha=gate.alpha, shift=gate.shift)
         return GatedMlp(
             self.linear(f"{name}.gate_up"), down, act, self.weights.get(f"{name}.down_bias")

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch.nn.functional as F
 from torch import Tensor
+
+from anabranch.ops.reference.products import linear as plain
+from anabranch.ops.signatures import Linear as Product
 
 
 class Linear(Protocol):
@@ -23,19 +25,21 @@ class Linear(Protocol):
 
 @dataclass(frozen=True)
 class Dense:
-    """weight [out, in], bias [out] or None, as torch.nn.Linear."""
+    """weight [out, in], bias [out] or None, as torch.nn.Linear. product: how it is computed."""
 
     weight: Tensor
     bias: Tensor | None = None
+    product: Product = plain
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return self.product(x, self.weight, self.bias)
 
     def rows(self, start: int, stop: int) -> "Dense":
-        return Dense(self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
+        bias = None if self.bias is None else self.bias[start:stop]
+        return Dense(self.weight[start:stop], bias, self.product)
 
     def columns(self, start: int, stop: int) -> "Dense":
-        return Dense(self.weight[:, start:stop])
+        return Dense(self.weight[:, start:stop], None, self.product)
 
 
 @dataclass(frozen=True)
@@ -44,17 +48,18 @@ class ColumnBlocks:
     slice of whole blocks does. The blocks' products are added in their order."""
 
     weight: Tensor
+    product: Product = plain
 
     def __call__(self, x: Tensor) -> Tensor:
         first, *others = self.weight.unbind(0)
         parts = x.chunk(len(self.weight), dim=-1)
-        y = F.linear(parts[0], first)
+        y = self.product(parts[0], first)
         for part, block in zip(parts[1:], others, strict=True):
-            y += F.linear(part, block)
+            y += self.product(part, block)
         return y
 
     def rows(self, start: int, stop: int) -> "ColumnBlocks":
-        return ColumnBlocks(self.weight[:, start:stop])
+        return ColumnBlocks(self.weight[:, start:stop], self.product)
 
     def columns(self, start: int, stop: int) -> "ColumnBlocks":
         """Whole blocks, or a part of one."""
@@ -62,4 +67,4 @@ class ColumnBlocks:
         first, last = start // width, -(-stop // width)
         low, high = start - first * width, stop - (last - 1) * width
         assert last - first == 1 or (low, high) == (0, width), (start, stop, width)
-        return ColumnBlocks(self.weight[first:last, :, low:high])
+        return ColumnBlocks(self.weight[first:last, :, low:high], self.product)

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anabranch.comm.group import Group
+from anabranch.ops.reference.products import linear as plain
+from anabranch.ops.signatures import Linear as Product
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,13 @@ class Head:
     weight: Tensor
     group: Group
     counts: tuple[int, ...]
-    bias: Tensor | None = None
+    product: Product = plain
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [n, d], the same rows on every member -> logits fp32 [n, vocab], equal on every
         member.
         """
-        local = F.linear(x, self.weight, self.bias)
+        local = self.product(x, self.weight)
         if self.group.size == 1:
             return local.float()
         return self.group.all_gather(local.t().contiguous(), self.counts).t().float()

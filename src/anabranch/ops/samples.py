@@ -247,6 +247,22 @@ def gated() -> Iterator[Sample]:
         yield Sample(f"{rows}-{width}-{dtype}-{gate}", partial(make, rows, width, dtype, gate))
 
 
+def linear() -> Iterator[Sample]:
+    """Few rows and many, odd widths, slices of wider weights and rows, with and without bias."""
+
+    def make(rows: int, out: int, width: int, dtype: torch.dtype, bias: bool) -> Call:
+        x = _normal(41, rows, width + 3, dtype=dtype)[:, :width]
+        weight = (_normal(42, out, width + 5) / width**0.5).to(dtype)[:, 2 : width + 2]
+        return Call((x, weight, _normal(43, out, dtype=dtype) if bias else None))
+
+    for rows, (out, width), dtype, bias in itertools.product(
+        (0, 1, 2, 7, 40), ((5, 9), (32, 131)), FLOATS, (False, True)
+    ):
+        yield Sample(
+            f"{rows}-{out}-{width}-{dtype}-{bias}", partial(make, rows, out, width, dtype, bias)
+        )
+
+
 def run_experts() -> Iterator[Sample]:
     """Experts of others, experts without rows, biases, strided weights, few rows and many."""
 

@@ -175,6 +175,13 @@ class Gated(Protocol):
     ) -> Tensor: ...
 
 
+class Linear(Protocol):
+    """y = x W^T + bias. x [..., in], weight [out, in] of its dtype, any slice of a wider one;
+    bias [out] or None -> [..., out]."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+
+
 class RunExperts(Protocol):
     """Rows through the experts they are routed to: the weighed sum of each row's outputs [M, d].
 

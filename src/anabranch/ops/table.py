@@ -13,7 +13,7 @@ import torch
 
 from anabranch.ops import samples
 from anabranch.ops.cpu import provider as cpp
-from anabranch.ops.reference import attention, experts, partials, rows
+from anabranch.ops.reference import attention, partials, products, rows
 from anabranch.ops.samples import Sample
 from anabranch.ops.signatures import (
     AttendPaged,
@@ -21,6 +21,7 @@ from anabranch.ops.signatures import (
     AttendRows,
     CopyRows,
     Gated,
+    Linear,
     MergePartials,
     PackPartials,
     RmsNorm,
@@ -95,6 +96,7 @@ class Ops:
     attend_rows: AttendRows
     rms_norm: RmsNorm
     gated: Gated
+    linear: Linear
     run_experts: RunExperts
     providers: Mapping[str, str]
 
@@ -150,12 +152,15 @@ ATTEND_ROWS: Op[AttendRows] = Op(
 )
 
 RMS_NORM: Op[RmsNorm] = Op(
-    "rms_norm", experts.rms_norm, PRODUCTS, samples.rms_norm, _cpp(lambda k: k.rms_norm)
+    "rms_norm", products.rms_norm, PRODUCTS, samples.rms_norm, _cpp(lambda k: k.rms_norm)
 )
-GATED: Op[Gated] = Op("gated", experts.gated, PRODUCTS, samples.gated, _cpp(lambda k: k.gated))
+GATED: Op[Gated] = Op("gated", products.gated, PRODUCTS, samples.gated, _cpp(lambda k: k.gated))
+LINEAR: Op[Linear] = Op(
+    "linear", products.linear, PRODUCTS, samples.linear, _cpp(lambda k: k.linear)
+)
 RUN_EXPERTS: Op[RunExperts] = Op(
     "run_experts",
-    experts.run_experts,
+    products.run_experts,
     PRODUCTS,
     samples.run_experts,
     _cpp(lambda k: k.run_experts),
@@ -192,6 +197,7 @@ def bind(device: str = "cpu", provider: Choice = "auto", threads: int | None = N
         attend_rows=pick(ATTEND_ROWS),
         rms_norm=pick(RMS_NORM),
         gated=pick(GATED),
+        linear=pick(LINEAR),
         run_experts=pick(RUN_EXPERTS),
         providers=names,
     )

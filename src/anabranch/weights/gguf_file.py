@@ -54,6 +54,7 @@ def _block(kind: int) -> tuple[int, int]:
         raise ValueError(f"unknown ggml tensor type {kind}") from e
     return int(elements), int(nbytes)
 
+
 _LENGTH = struct.Struct("<Q")
 
 

@@ -74,6 +74,7 @@ class Provider:
     def gated(
         self, both: Tensor, limit: float, alpha: float, shift: float, out: Tensor
     ) -> None: ...
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None: ...
     def run_experts(
         self,
         x: Tensor,

@@ -102,6 +102,7 @@ class Provider {
                    nb::handle lse_) const;
   void rms_norm(nb::handle x_, nb::handle weight_, float eps, nb::handle out_) const;
   void gated(nb::handle both_, float limit, float alpha, float shift, nb::handle out_) const;
+  void linear(nb::handle x_, nb::handle weight_, nb::handle bias_, nb::handle out_) const;
   void run_experts(nb::handle x_, nb::handle ids_, nb::handle weights_, int64_t first, nb::handle gate_up_,
                    nb::handle down_, float limit, float alpha, float shift, nb::handle gate_up_bias_,
                    nb::handle down_bias_, nb::handle out_) const;
@@ -485,6 +486,31 @@ void Provider::gated(nb::handle both_, float limit, float alpha, float shift, nb
   kernels_->gated(a);
 }
 
+void Provider::linear(nb::handle x_, nb::handle weight_, nb::handle bias_, nb::handle out_) const {
+  const char* op = "linear";
+  const Tensor x = reader_.read(x_, op, "x").need_dims(2), weight = reader_.read(weight_, op, "weight");
+  const Tensor out = reader_.read(out_, op, "out");
+  LinearArgs a;
+  a.type = float_type(x);
+  x.need(x.dense(1), "its rows must be dense");
+  weight.need(weight.ndim == 2 && weight.same_dtype(x) && weight.size(1) == x.size(1) && weight.dense(1),
+              "it must be [out, in] of x's dtype, rows dense, as wide as x");
+  a.bias = nullptr;
+  if (!bias_.is_none()) {
+    const Tensor bias = reader_.read(bias_, op, "bias");
+    bias.need(bias.ndim == 1 && bias.same_dtype(x) && bias.size(0) == weight.size(0) && bias.dense(0),
+              "it must be dense, of x's dtype, one per output");
+    a.bias = bias.bytes();
+  }
+  a.rows = x.size(0), a.width = x.size(1), a.columns = weight.size(0);
+  assert(out.dense(0) && out.size(0) == a.rows && out.size(1) == a.columns);
+  a.x = x.bytes(), a.weight = weight.bytes(), a.out = out.bytes();
+  a.x_stride = x.stride(0), a.weight_stride = weight.stride(0);
+  a.threads = threads_;
+  const Unlocked unlocked(a.columns * a.width * x.itemsize());
+  kernels_->linear(a);
+}
+
 void Provider::run_experts(nb::handle x_, nb::handle ids_, nb::handle weights_, int64_t first,
                            nb::handle gate_up_, nb::handle down_, float limit, float alpha, float shift,
                            nb::handle gate_up_bias_, nb::handle down_bias_, nb::handle out_) const {
@@ -577,6 +603,8 @@ NB_MODULE(_cpu, m) {
            nb::arg("out"), nb::arg("lse"))
       .def("rms_norm", &Provider::rms_norm)
       .def("gated", &Provider::gated)
+      .def("linear", &Provider::linear, nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(),
+           nb::arg("out"))
       .def("run_experts", &Provider::run_experts, nb::arg("x"), nb::arg("ids"), nb::arg("weights"),
            nb::arg("first"), nb::arg("gate_up"), nb::arg("down"), nb::arg("limit"), nb::arg("alpha"),
            nb::arg("shift"), nb::arg("gate_up_bias").none(), nb::arg("down_bias").none(), nb::arg("out"));

@@ -2,8 +2,8 @@
 #include "kernels.h"
 
 #include "attention.h"
-#include "experts.h"
 #include "partials.h"
+#include "products.h"
 #include "rows.h"
 
 #define ANABRANCH_EXPAND(isa)   \
@@ -16,5 +16,5 @@ ANABRANCH_EXPAND(ANABRANCH_ISA)
 
 const anabranch::Kernels anabranch::ANABRANCH_ISA::kernels = {
     copy_rows, sum_members, pack_partials, merge_partials, attend_paged, attend_rows,
-    rms_norm,  gated,       run_experts,
+    rms_norm,  gated,       linear,        run_experts,
 };

@@ -116,6 +116,15 @@ struct GatedArgs {
   int threads;
 };
 
+struct LinearArgs {
+  Type type;
+  const char *x, *weight;  // [rows, width], [columns, width]
+  const char* bias;        // dense, or null
+  char* out;               // [rows, columns], dense
+  int64_t rows, width, columns, x_stride, weight_stride;
+  int threads;
+};
+
 // Pairs of a row and an expert, sorted by expert: those of expert e are begin[e] .. begin[e + 1] - 1.
 struct ExpertsArgs {
   Type type;
@@ -141,6 +150,7 @@ struct Kernels {
   void (*attend_rows)(const RowsArgs&);
   void (*rms_norm)(const NormArgs&);
   void (*gated)(const GatedArgs&);
+  void (*linear)(const LinearArgs&);
   void (*run_experts)(const ExpertsArgs&);
 };
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from anabranch.ops.reference import experts
+from anabranch.ops.reference import products
 from anabranch.ops.signatures import (
     Base,
     CopyRows,
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from anabranch.ops.cpu import _cpu
 
 ISA_VARIABLE = "ANABRANCH_ISA"
+SOME = range(2, 17)
+"""Rows for which weights are read once here and more than once by the library, where that is quick
+for the dtype at all: see FEW."""
 FEW = 24
 """Rows an expert, on average, from which the library's matrix products are quicker, where the
 library has any for the dtype: 16-bit ones are quick with AVX-512 alone."""
@@ -207,6 +210,19 @@ class CppOps:
         self._native.gated(both, math.inf if limit is None else limit, alpha, shift, out)
         return out
 
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """See ``signatures.Linear``. Many rows are left to the library's matrix products."""
+        if x.dim() != 2:
+            rows = self.linear(x.flatten(0, -2), weight, bias)
+            return rows.view(*x.shape[:-1], len(weight))
+        if x.dtype in self._quick and len(x) not in SOME:
+            return products.linear(x, weight, bias)
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        out = torch.empty((len(x), len(weight)), dtype=x.dtype)
+        self._native.linear(x, weight, bias, out)
+        return out
+
     def run_experts(
         self,
         x: Tensor,
@@ -224,7 +240,7 @@ class CppOps:
     ) -> Tensor:
         """See ``signatures.RunExperts``. Many rows are left to the library's matrix products."""
         if x.dtype in self._quick and ids.numel() > FEW * len(down):
-            return experts.run_experts(
+            return products.run_experts(
                 x, ids, weights, first=first, gate_up=gate_up, down=down, limit=limit, alpha=alpha,
                 shift=shift, gate_up_bias=gate_up_bias, down_bias=down_bias,
             )  # fmt: skip

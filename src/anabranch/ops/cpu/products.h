@@ -1,4 +1,4 @@
-// Kernels of feed-forward blocks: rms_norm, gated, run_experts. See ops/signatures.py for what they
+// Kernels of what lies around attention: rms_norm, gated, linear, run_experts. See ops/signatures.py for what they
 // mean. Products are fp32 sums of fp32 products whatever the dtype; what is stored is rounded once.
 #pragma once
 
@@ -162,6 +162,76 @@ void dots_of(const float* const* x, int64_t count, const T* a, const T* b, int64
   for (; i < count;) dots<1, 4>(x + i, a, b, width, few), keep(1);
 }
 
+struct LinearJob {
+  const LinearArgs& args;
+  int64_t parts;
+  const float** rows;  // [rows] of x in fp32
+  float* room;         // 2 * rows floats per worker
+};
+
+// Copies of 16-bit rows in fp32; fp32 rows are used where they lie.
+template <class T>
+void widen_rows(const char* x, int64_t count, int64_t dim, int64_t stride, const int64_t* pick, float* wide,
+                const float** rows) {
+  for (int64_t p = 0; p < count; ++p) {
+    const T* from = (const T*)x + (pick ? pick[p] : p) * stride;
+    rows[p] = wide ? wide + p * dim : (const float*)from;
+    for (int64_t i = 0; wide && i < dim; i += W) {
+      const int n = left_of(i, dim);
+      store_up_to(wide + p * dim + i, load_up_to(from + i, n), n);
+    }
+  }
+}
+
+template <class T>
+void linear_columns(const LinearJob& job, float* room, int64_t from, int64_t to) {
+  const LinearArgs& a = job.args;
+  const T *weight = (const T*)a.weight, *bias = (const T*)a.bias;
+  for (int64_t c = from; c < to; c += 2) {
+    const int64_t last = c + 1 < to ? c + 1 : c;
+    dots_of(job.rows, a.rows, weight + c * a.weight_stride, weight + last * a.weight_stride, a.width, room);
+    for (int64_t d = c; d <= last; ++d) {
+      const float extra = bias ? load_part(bias + d, 1)[0] : 0.0f;
+      for (int64_t row = 0; row < a.rows; ++row)
+        store_part((T*)a.out + row * a.columns + d, broadcast(room[(d - c) * a.rows + row] + extra), 1);
+    }
+  }
+}
+
+template <class T>
+void linear_of(LinearJob& job, float* wide) {
+  const LinearArgs& a = job.args;
+  widen_rows<T>(a.x, a.rows, a.width, a.x_stride, nullptr, wide, job.rows);
+  const auto task = [](void* context, int worker, int64_t i) {
+    const LinearJob& j = *static_cast<LinearJob*>(context);
+    const int64_t n = j.args.columns;
+    linear_columns<T>(j, j.room + worker * 2 * j.args.rows, n * i / j.parts, n * (i + 1) / j.parts);
+  };
+  run_tasks(a.threads, job.parts, task, &job);
+}
+
+void linear(const LinearArgs& a) {
+  const bool narrow = a.type != Type::f32;
+  LinearJob job{a, pieces(a.threads, a.columns * a.width * (narrow ? 2 : 4)), nullptr, nullptr};
+  const int64_t floats = job.parts * 2 * a.rows + (narrow ? a.rows * a.width : 0);
+  char* memory = (char*)malloc(a.rows * sizeof(float*) + floats * sizeof(float));
+  job.rows = (const float**)memory;
+  job.room = (float*)(job.rows + a.rows);
+  float* wide = narrow ? job.room + job.parts * 2 * a.rows : nullptr;
+  switch (a.type) {
+    case Type::f32:
+      linear_of<float>(job, wide);
+      break;
+    case Type::bf16:
+      linear_of<Bf16>(job, wide);
+      break;
+    case Type::f16:
+      linear_of<Half>(job, wide);
+      break;
+  }
+  free(memory);
+}
+
 struct ExpertsJob {
   const ExpertsArgs& args;
   int64_t parts;
@@ -233,20 +303,8 @@ void output_columns(const ExpertsJob& job, float* room, int64_t from, int64_t to
 template <class T>
 void experts_of(ExpertsJob& job, float* wide) {
   const ExpertsArgs& a = job.args;
-  for (int64_t p = 0; p < a.pairs; ++p) {
-    const T* x = (const T*)a.x + a.row[p] * a.x_stride;
-    job.hidden[p] = job.inside + p * a.width;
-    if (a.type == Type::f32) {
-      job.rows[p] = (const float*)x;
-      continue;
-    }
-    float* row = wide + p * a.dim;
-    for (int64_t i = 0; i < a.dim; i += W) {
-      const int n = left_of(i, a.dim);
-      store_up_to(row + i, load_up_to(x + i, n), n);
-    }
-    job.rows[p] = row;
-  }
+  widen_rows<T>(a.x, a.pairs, a.dim, a.x_stride, a.row, wide, job.rows);
+  for (int64_t p = 0; p < a.pairs; ++p) job.hidden[p] = job.inside + p * a.width;
   const auto first = [](void* context, int worker, int64_t i) {
     const ExpertsJob& j = *static_cast<ExpertsJob*>(context);
     const int64_t n = j.args.width;
@@ -273,7 +331,7 @@ void run_experts(const ExpertsArgs& a) {
   job.inside = (float*)(job.hidden + a.pairs);
   job.total = job.inside + a.pairs * a.width;
   job.room = job.total + a.rows * a.dim;
-  float* widened = job.room + job.parts * 2 * a.pairs;
+  float* widened = wide ? job.room + job.parts * 2 * a.pairs : nullptr;
   switch (a.type) {
     case Type::f32:
       experts_of<float>(job, widened);

@@ -1,4 +1,4 @@
-"""References of the feed-forward ops: rms_norm, gated, run_experts.
+"""References of the ops around attention: rms_norm, gated, linear, run_experts.
 
 Owns what they mean; knows nothing of ranks, routers or checkpoints.
 """
@@ -26,6 +26,11 @@ def gated(
         g, up = g.clamp(max=limit), up.clamp(-limit, limit)
     act = F.silu(g) if alpha == 1.0 else g * torch.sigmoid(g * alpha)
     return act * (up + shift if shift else up)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See ``signatures.Linear``."""
+    return F.linear(x, weight, bias)
 
 
 def run_experts(
