@@ -403,3 +403,44 @@ def _plain(
     ints = (np.array(v, np.int32) for v in (list(ids), start, count, tokens))
     flags = np.full(len(ids), logits, np.uint8)
     return Chunks(*ints, flags, np.zeros(len(ids), np.uint8))
+
+
+# the switch --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mla", "gqa"])
+def test_a_phase_switch_moves_nothing(name: str) -> None:
+    """C3: the first decode step communicates what every other does, and leaves what prefill wrote
+    where it lies: each rank's pool gains at most the new token's entry."""
+    run = resolved(ARCHS[name](), **SPLIT, debug="poison")
+    traces = [[] for _ in range(run.layout.mesh.world)]
+    ranks = Ranks(
+        run, traces=[lambda verb, at, x, t=t: t.append((verb, at, tuple(x.shape))) for t in traces]
+    )
+    scheduler, moved, changed = scheduler_for(run), [], []
+    scheduler.submit(
+        Request("r", prompt(43, 3), SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+    )
+    weights = [{k: t.data_ptr() for k, t in tensors_of(w.model)} for w in ranks.workers]
+    try:
+        while (plan := scheduler.next_step()) is not None:
+            before = [w.pool.slots.clone() for w in ranks.workers]
+            scheduler.apply(ranks.step(plan))
+            if plan.replicas[0].decode.rows:
+                assert not plan.replicas[0].prefill.rows
+                moved.append([tuple(t) for t in traces])
+                changed.append(
+                    [
+                        int((b.nan_to_num(1e9) != w.pool.slots.nan_to_num(1e9)).any(0).any(1).sum())
+                        for b, w in zip(before, ranks.workers, strict=True)
+                    ]
+                )
+            for trace in traces:
+                trace.clear()
+    finally:
+        ranks.close()
+    assert len(moved) == 5 and all(moved[0])
+    assert all(step == moved[0] for step in moved)
+    copies = run.layout.mesh.world // run.layout.stripes.count
+    assert all(sum(step) == copies and max(step) == 1 for step in changed), changed
+    assert weights == [{k: t.data_ptr() for k, t in tensors_of(w.model)} for w in ranks.workers]

@@ -21,6 +21,20 @@ def dp_cells() -> tuple[Measured, bool]:
     return matrix("--dp-only", "--sample", "240", "--jobs", "2", floor=200)
 
 
+def over_processes(count: int, *flags: str) -> Measured:
+    """`count` cells over shared memory and as many over gloo; what ran and what failed."""
+    found: Measured = {}
+    for kind in ("shm", "gloo"):
+        measured, ok = matrix(*flags, "--sample", str(count), "--over", kind, floor=count)
+        found[kind] = {**measured, "ok": ok}
+    return found
+
+
+def dp_processes() -> tuple[Measured, bool]:
+    found = over_processes(20, "--dp-only")
+    return found, all(isinstance(v, dict) and v["ok"] for v in found.values())
+
+
 def evaluation(*flags: str) -> tuple[Measured, bool]:
     """`eval arithmetic --n 200` in fp32 at a layout and in one process: the same answers?"""
     with tempfile.TemporaryDirectory() as folder:
@@ -87,8 +101,9 @@ def share_of_collectives() -> tuple[Measured, bool]:
 
 LINES = [
     Line("matrix of DP, TP, EP cells on threads", ">= 200 run, 0 failed", dp_cells),
+    Line("20 cells over processes, shm and gloo", "20 of 20 each, 0 failed", dp_processes),
     Line(
-        "cells over processes, shm and gloo", "all equal, none skipped",
+        "whole models over shared memory; threads and processes alike", "all equal, none skipped",
         tests("tests/comm/test_layouts.py", "tests/engine/test_llm.py", floor=10),
     ),
     Line("D1: DP2 TP2 from the command line", "1 passed", tests("tests/e2e/test_dp_attention.py")),
@@ -108,5 +123,9 @@ LINES = [
         tests("tests/engine/test_client.py", floor=10),
     ),
     Line("core masks on made-up topologies", "exact", tests("tests/engine/test_masks.py", floor=6)),
+    Line(
+        "torchrun: one host, and two network namespaces over gloo", "logits equal",
+        tests("tests/engine/test_torchrun.py", floor=3),
+    ),
     Line("five pictures", "five SVG files", pictures),
 ]  # fmt: skip
