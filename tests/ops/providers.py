@@ -1,5 +1,7 @@
 """Every provider of this machine, for the ops' tests to run with, one at a time."""
 
+import os
+import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +12,21 @@ from anabranch.ops.cpu import provider as cpp
 HERE = cpp.machine()
 ISAS = () if HERE is None else HERE.runnable
 PROVIDERS = ("reference", *(f"cpp-{isa}" for isa in ISAS))
+
+
+def compiles() -> bool:
+    """Whether there is a C++ compiler that works, by the name that builds use."""
+    command = [os.environ.get("CXX", "c++"), "-x", "c++", "-fsyntax-only", "-"]
+    try:
+        return subprocess.run(command, input=b"int x;", timeout=30, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+COMPILED = pytest.mark.skipif(
+    not ISAS and not compiles(), reason="the compiled ops, where nothing can compile them"
+)
+"""Where a compiler works these tests run, and fail if the build left the ops out."""
 
 Bind = Callable[[int], ops.Ops]
 
