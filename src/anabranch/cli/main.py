@@ -142,11 +142,20 @@ def pull(
 
 
 @cli.command()
-def env(json: Json = False) -> int:
-    """Versions, machine, instruction sets, op providers, cache folder."""
+def env(
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", help="measure the collectives here, for the choices made from their cost"
+        ),
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Versions, machine, instruction sets, op providers, cache folder; or --calibrate."""
+    from anabranch.cli.env import calibrate as measure
     from anabranch.cli.env import show
 
-    return show(json)
+    return measure(json) if calibrate else show(json)
 
 
 @cli.command()

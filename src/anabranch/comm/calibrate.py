@@ -1,15 +1,22 @@
 """Times of the verbs of a group, for `layout.costs.calibrate`: every member calls it alike.
 
-Owns how a verb is timed. What the figures are for, and where they are kept, is not known here.
+As a program it is one rank of that group: `python -m anabranch.comm.calibrate ENDPOINT RANK SIZE`;
+rank 0 prints the table of the endpoint's transport as JSON. Owns how a verb is timed. What the
+figures are for, and where they are kept, is not known here.
 """
 
+import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 import torch
 
 from anabranch.comm.group import Group
+from anabranch.comm.worlds import open_world
+from anabranch.layout.costs import calibrate
 
 WARM, TIMES = 5, 25
 WIDTH = 64
@@ -54,3 +61,18 @@ def _call(group: Group, verb: str, nbytes: int) -> Callable[[], object]:
         "exchange": lambda: group.shift(x, rows),
     }
     return calls[verb]
+
+
+def main(endpoint: str, rank: int, size: int) -> None:
+    torch.set_num_threads(1)
+    world = open_world(endpoint, rank, size)
+    members = tuple(range(size))
+    group = Group(members, rank, world.transport(members, rank))
+    found = calibrate(endpoint.partition(":")[0], measure(group))
+    world.barrier()
+    if rank == 0:
+        print(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

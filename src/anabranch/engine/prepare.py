@@ -27,13 +27,18 @@ class Prepared:
     masks: Masks | None = None
 
 
+def costs_file() -> Path:
+    """Where the costs that were measured on this machine are kept (`anabranch env --calibrate`)."""
+    return cache_folder() / "costs.json"
+
+
 def prepare(config: EngineConfig) -> Prepared:
     """ValueError (a bad model or setting) or Refusal (a combination) if it cannot run."""
     place = place_of_process(config)
     config = replace(config, transport=_transport(config, place))
     path = locate(config.model)
     arch = read_arch(read_config(path))
-    costs_of = partial(costs.load, cache_folder() / "costs.json")
+    costs_of = partial(costs.load, costs_file())
     run = resolve(config, arch, probe(config.device), costs_of)
     run = replace(run, notes=run.notes + decode_notes(run))
     if run.device != "cpu":

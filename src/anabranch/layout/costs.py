@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,15 @@ def load(path: Path, transport: str) -> Costs:
         return SHIPPED[transport]
     try:
         found = json.loads(path.read_text())
-        if transport not in found:
-            return SHIPPED[transport]
-        table = found[transport]
-        lines = {verb: Line(**table[verb]) for verb in VERBS}
-        rest = {f.name: table[f.name] for f in fields(Costs) if f.name not in VERBS}
-        return Costs(**lines, **rest)  # type: ignore[arg-type]
+        return read(found[transport]) if transport in found else SHIPPED[transport]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{path}: not a table of costs ({error}); delete it or calibrate again"
         ) from None
+
+
+def read(table: Mapping[str, Any]) -> Costs:
+    """A table from its JSON form (`dataclasses.asdict`)."""
+    lines = {verb: Line(**table[verb]) for verb in VERBS}
+    rest = {f.name: table[f.name] for f in fields(Costs) if f.name not in VERBS}
+    return Costs(**lines, **rest)  # type: ignore[arg-type]
