@@ -16,8 +16,8 @@ from anabranch.core.resolve import RunConfig
 from anabranch.engine.protocol import Endpoint
 
 VOCAB = 1003
-RAISE, KILL, STOP, SLOW, NAP = 1, 2, 3, 4, 5  # tokens that begin a prompt and are trouble
-SLOW_SECONDS = 6.0
+RAISE, KILL, STOP, SLOW, NAP, LONG = 1, 2, 3, 4, 5, 6  # tokens that begin a prompt and are trouble
+SLOW_SECONDS = {SLOW: 6.0, LONG: 20.0}
 
 
 def roll(history: int, token: int) -> int:
@@ -88,8 +88,8 @@ class Fake:
 
     def _trouble(self, tokens: set[int]) -> None:
         self.nap = self.nap or 0.01 * (NAP in tokens)
-        if SLOW in tokens:
-            time.sleep(SLOW_SECONDS)
+        for token in tokens & SLOW_SECONDS.keys():
+            time.sleep(SLOW_SECONDS[token])
         if not self.last_rank:
             if tokens & {KILL, STOP}:
                 time.sleep(30)  # as a collective would wait for the dead rank

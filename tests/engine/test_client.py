@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 
 import pytest
-from fake_maker import KILL, NAP, RAISE, SLOW, STOP, alone
+from fake_maker import KILL, LONG, NAP, RAISE, SLOW, SLOW_SECONDS, STOP, alone
 from made_up import prepared
 
 from anabranch.core.messages import Output
@@ -224,23 +224,26 @@ def test_tree_goes_with_its_front(tp: int) -> None:
     front.stdout.close()
 
 
-def test_long_step_is_not_a_death() -> None:
+@pytest.mark.parametrize("trouble", [SLOW, pytest.param(LONG, marks=pytest.mark.slow)])
+def test_long_step_is_not_a_death(trouble: int) -> None:
     async def work() -> None:
         client = await start(**TREE)
         await client.wait_ready()
         begin = time.monotonic()
-        task = asyncio.create_task(tokens(client, request("a", (SLOW, 11), 2)))
+        task = asyncio.create_task(tokens(client, request("a", (trouble, 11), 2)))
         while not task.done():
             assert client.healthy()
             await asyncio.sleep(0.25)
-        assert await task == alone((SLOW, 11), 2) and time.monotonic() - begin > 5
+        assert await task == alone((trouble, 11), 2)
+        assert time.monotonic() - begin > SLOW_SECONDS[trouble] - 1
         await client.shutdown()
 
     run(work())
 
 
-def test_idle_engine_sleeps() -> None:
-    """Under 2% of a core per process over 3 s."""
+@pytest.mark.parametrize("seconds", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_idle_engine_sleeps(seconds: int) -> None:
+    """Under 2% of a core per process."""
 
     def spent(pid: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -252,8 +255,10 @@ def test_idle_engine_sleeps() -> None:
         await tokens(client, request("a", (10,)))
         pids = [*client._pulse.pids(), os.getpid()]
         before = [spent(pid) for pid in pids]
-        await asyncio.sleep(3)
-        assert all(spent(pid) - was <= 0.06 for pid, was in zip(pids, before, strict=True))
+        await asyncio.sleep(seconds)
+        assert all(
+            spent(pid) - was <= 0.02 * seconds for pid, was in zip(pids, before, strict=True)
+        )
         await client.shutdown()
 
     run(work())
