@@ -23,9 +23,9 @@ from anabranch.models.registry import family
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 8192,
-    "hidden_size": 1024,
+    "hidden_size": 2048,
     "intermediate_size": 1536,
-    "num_hidden_layers": 8,
+    "num_hidden_layers": 4,
     "num_attention_heads": 32,
     "num_key_value_heads": 4,
     "head_dim": 128,
