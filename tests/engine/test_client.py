@@ -173,7 +173,7 @@ def test_failed_step_names_itself(layout: dict[str, object]) -> None:
     run(work())
 
 
-def test_model_that_cannot_load() -> None:
+def test_model_that_cannot_load(capfd: pytest.CaptureFixture[str]) -> None:
     async def work() -> None:
         for layout in LAYOUTS:
             client = await start("BrokenMaker", **layout)
@@ -182,6 +182,7 @@ def test_model_that_cannot_load() -> None:
             await client.shutdown()
 
     run(work())
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("trouble", [KILL, STOP], ids=["SIGKILL", "SIGSTOP"])

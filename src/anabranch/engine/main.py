@@ -45,6 +45,7 @@ class _Watch:
     def __init__(self, pulse: Pulse, parent: int, brain: bool) -> None:
         self._pulse, self._parent, self._brain = pulse, parent, brain
         self.ranks: ChildRanks | None = None
+        self.loaded = False  # the model is; what fails before may be the fault of its files
         self._failed_at: float | None = None
 
     def __call__(self) -> None:
@@ -79,16 +80,18 @@ def run_brain(launch: Launch, channel: Channel, pulse: Pulse, watch: _Watch) -> 
     else:
         crew = LocalCrew(run, launch.path, launch.maker, launch.endpoint)
     brain = Brain(run, crew)
+    watch.loaded = True
     _start_collecting()
     channel.send(FROM_BRAIN.encode(brain.ready))
     Loop(brain, channel, pulse).run()
     brain.close()
 
 
-def run_rank(launch: Launch, channel: Channel, pulse: Pulse) -> None:
+def run_rank(launch: Launch, channel: Channel, pulse: Pulse, watch: _Watch) -> None:
     """Build one worker and obey until the brain says farewell or is gone."""
     (rank,) = launch.endpoint.ranks
     worker = load_maker(launch.maker, launch.run, launch.path, launch.endpoint).make(rank)
+    watch.loaded = True
     _start_collecting()
     channel.send(FROM_RANK.encode(Loaded(rank)))
     orders = RingReader(Ring(launch.plans), rank - 1)
@@ -127,9 +130,12 @@ def serve(launch: Launch, channel: Channel, pulse: Pulse, parent: int) -> int:
         if launch.slot == 0:
             run_brain(launch, channel, pulse, watch)
         else:
-            run_rank(launch, channel, pulse)
+            run_rank(launch, channel, pulse, watch)
     except BaseException as error:
-        traceback.print_exc()
+        # a checkpoint that cannot be loaded is told in one line, as the command line does it
+        told = isinstance(error, ValueError) and not watch.loaded
+        if not told or os.environ.get("ANABRANCH_TRACEBACK"):
+            traceback.print_exc()
         message = f"{name_of(launch.slot)}: {describe(error)}"
         pulse.fail(message)
         schema = FROM_BRAIN if launch.slot == 0 else FROM_RANK
