@@ -145,3 +145,7 @@ def test_generate_reads_files_and_keeps_order(
     assert all(body["max_tokens"] == 5 for body in bodies)
     file.write_text(json.dumps({"nothing": 1}))
     assert run(f"generate --url http://127.0.0.1:1 --file {file}".split()) == 2
+    capsys.readouterr()
+    file.write_text('"one"\nnot json\n')
+    assert run(f"generate --url http://127.0.0.1:1 --file {file}".split()) == 2
+    assert f"{file}:2: not JSON" in capsys.readouterr().err

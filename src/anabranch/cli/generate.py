@@ -72,7 +72,10 @@ def read_prompts(file: Path | None) -> list[Prompt]:
         return list(lines)
     found: list[Prompt] = []
     for number, line in enumerate(lines, 1):
-        row = json.loads(line)
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{file}:{number}: not JSON ({error})") from None
         value = row if isinstance(row, str) else None
         for name in ("prompt", "messages", "question", "text"):
             if isinstance(row, dict) and value is None:
