@@ -15,6 +15,7 @@ import httpx
 
 from anabranch.cli.front import client, model_name, post
 from anabranch.core.config import EngineConfig
+from anabranch.core.request import SamplingParams
 from anabranch.text.tokenizer import Json
 
 T = TypeVar("T")
@@ -43,24 +44,34 @@ def run(
         prompts = [line for line in sys.stdin.read().splitlines() if line.strip()]
     if not prompts:
         raise ValueError("no prompt: give --prompt TEXT or --file FILE")
+    for number, prompt in enumerate(prompts, 1):
+        if not prompt:
+            raise ValueError(f"prompt {number} of {len(prompts)} is empty")
+    SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens).check()
 
     async def work() -> list[dict[str, Json]]:
         async with client(url, key, config) as http:
             name = await model_name(http, None)
 
             async def one(prompt: Prompt) -> dict[str, Json]:
-                return await _answer(http, name, settings, prompt)
+                try:
+                    return await _answer(http, name, settings, prompt)
+                except (RuntimeError, httpx.HTTPError) as error:  # the others' answers are kept
+                    return {"prompt": prompt, "error": str(error) or type(error).__name__}
 
             return await in_parallel(one, prompts, settings.concurrency, "generating")
 
-    for answer in asyncio.run(work()):
+    answers = asyncio.run(work())
+    for number, answer in enumerate(answers, 1):
+        if "error" in answer:
+            print(f"anabranch: prompt {number}: {answer['error']}", file=sys.stderr)
         if as_json:
             print(json.dumps(answer, ensure_ascii=False))
-        else:
+        elif "error" not in answer:
             shown = answer["prompt"]
             head = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
             print(f"{head}\n--> {answer['text']}\n")
-    return 0
+    return 1 if any("error" in answer for answer in answers) else 0
 
 
 def read_prompts(file: Path | None) -> list[Prompt]:

@@ -270,9 +270,18 @@ def bench_serve(
     return run(url, key, model, load, json)
 
 
+INTERRUPTED = 130
+"""Exit status after ^C, as shells have it: 128 and the signal."""
+
+
 def app() -> None:
     """The console script."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code == INTERRUPTED:  # what was under way is left as it is; engines end with this process
+        print("anabranch: interrupted", file=sys.stderr)
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(argv: list[str]) -> int:
@@ -287,7 +296,7 @@ def run(argv: list[str]) -> int:
     except typer.Exit as exit:
         return exit.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        return INTERRUPTED
     except _UsageError as error:
         return _fail("usage", str(error) or type(error).__name__, 2, as_json)
     except ValueError as error:

@@ -136,7 +136,7 @@ def serve(launch: Launch, channel: Channel, pulse: Pulse, parent: int) -> int:
         told = isinstance(error, ValueError) and not watch.loaded
         if not told or os.environ.get("ANABRANCH_TRACEBACK"):
             traceback.print_exc()
-        message = f"{name_of(launch.slot)}: {describe(error)}"
+        message = str(error) if told else f"{name_of(launch.slot)}: {describe(error)}"
         pulse.fail(message)
         schema = FROM_BRAIN if launch.slot == 0 else FROM_RANK
         channel.send(schema.encode(Fatal(pulse.failure() or message)))
