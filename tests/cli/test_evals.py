@@ -119,6 +119,7 @@ def test_a_failing_server_is_told_in_its_words(capsys: pytest.CaptureFixture[str
     error = capsys.readouterr().err
     assert "not today" in error and "Traceback" not in error
     assert run(["eval", "arithmetic", "--n", "1", "--url", url]) == 1  # nobody listens now
+    assert url in capsys.readouterr().err
 
 
 def test_generate_reads_files_and_keeps_order(

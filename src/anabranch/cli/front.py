@@ -109,11 +109,21 @@ def _http(url: str, key: str | None) -> httpx.AsyncClient:
 
 async def post(client: httpx.AsyncClient, path: str, body: dict[str, Json]) -> dict[str, Json]:
     """The JSON answer. RuntimeError with the server's own words if it refuses."""
-    reply = await client.post(path, json=body)
+    reply = await _ask(client, "POST", path, body)
     if reply.status_code != 200:
         raise RuntimeError(f"{reply.request.url} answered {reply.status_code}: {words_of(reply)}")
     found: dict[str, Json] = reply.json()
     return found
+
+
+async def _ask(
+    client: httpx.AsyncClient, method: str, path: str, body: dict[str, Json] | None = None
+) -> httpx.Response:
+    """The reply. RuntimeError names the address where none came: httpx's own words do not."""
+    try:
+        return await client.request(method, path, json=body)
+    except httpx.TransportError as error:
+        raise RuntimeError(f"{error.request.url}: {str(error) or type(error).__name__}") from error
 
 
 def words_of(reply: httpx.Response) -> str:
@@ -128,7 +138,7 @@ async def model_name(client: httpx.AsyncClient, name: str | None) -> str:
     """`name`, or the first model that the server lists."""
     if name is not None:
         return name
-    reply = await client.get("/v1/models")
+    reply = await _ask(client, "GET", "/v1/models")
     if reply.status_code != 200:
         raise RuntimeError(f"{reply.request.url} answered {reply.status_code}: {words_of(reply)}")
     return str(reply.json()["data"][0]["id"])
