@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -33,7 +33,7 @@ cli.add_typer(evals, name="eval", help="Measure accuracy: arithmetic, gsm8k, per
 cli.add_typer(benches, name="bench", help="Measure speed.")
 
 # click's own class, wherever this version of typer keeps click
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 Json = Annotated[bool, typer.Option("--json", help="print JSON, errors too")]
 Url = Annotated[
     str | None, typer.Option(help="a running OpenAI-compatible server, instead of MODEL")
@@ -298,7 +298,7 @@ def run(argv: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except _UsageError as error:
-        return _fail("usage", str(error) or type(error).__name__, 2, as_json)
+        return _fail("usage", error.format_message() or type(error).__name__, 2, as_json)
     except ValueError as error:
         return _fail("invalid", str(error), 2, as_json)
     except Exception as error:
