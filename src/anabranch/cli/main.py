@@ -151,7 +151,7 @@ def env(
     ] = False,
     json: Json = False,
 ) -> int:
-    """Versions, machine, instruction sets, op providers, cache folder; or --calibrate."""
+    """Versions, machine, instruction sets, device, cache folder; or --calibrate."""
     from anabranch.cli.env import calibrate as measure
     from anabranch.cli.env import show
 

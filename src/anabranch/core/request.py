@@ -112,7 +112,9 @@ class Request:
         if not self.prompt:
             raise FieldError("prompt", "is empty; give at least one token")
         for token in (min(self.prompt), max(self.prompt)):
-            _integer("prompt", token, 0, vocab_size - 1)
+            if not 0 <= token < vocab_size:
+                known = f"the vocabulary has ids 0 to {vocab_size - 1}"
+                raise FieldError("prompt", f"{known}, got {token}")
         room = 0 if self.score_from is not None else 1
         if len(self.prompt) + room > max_model_len:
             raise FieldError(

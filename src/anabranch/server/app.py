@@ -118,7 +118,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     path = request.scope["path"]
     words = {404: f"there is no {path}", 405: f"{path} does not take {request.method}"}
     status = error.status_code
-    return _error_response(ApiError(status, words.get(status, error.detail), code="not_found"))
+    code = "method_not_allowed" if status == 405 else "not_found"
+    return _error_response(ApiError(status, words.get(status, error.detail), code=code))
 
 
 async def _on_any_error(request: Request, error: Exception) -> Response:

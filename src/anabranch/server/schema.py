@@ -211,7 +211,9 @@ def _ids(value: list[Json]) -> tuple[int, ...]:
 def _messages(value: Json) -> tuple[dict[str, Json], ...]:
     if value is None:
         raise bad_field("messages", "is missing", "missing_required_parameter")
-    if not isinstance(value, list) or not value:
+    if value == []:
+        raise bad_field("messages", "is empty; give at least one message")
+    if not isinstance(value, list):
         raise bad_field(
             "messages", f"must be a list of messages, got {shown(value)}", "invalid_type"
         )
