@@ -33,7 +33,9 @@ def command(*words: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    """Ours, with bytecode kept: an installed package has it."""
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPATH": str(ROOT / "src")}
 
 
 def free_port() -> int:
