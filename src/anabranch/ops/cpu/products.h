@@ -40,6 +40,13 @@ ANABRANCH_INLINE void store_up_to(T* p, vf x, int n) {
   n == W ? store(p, x) : store_part(p, x, n);
 }
 
+template <class T>
+ANABRANCH_INLINE vf rounded(vf x) {
+  T few[W];
+  store(few, x);
+  return load(few);
+}
+
 // ---- rms_norm
 
 template <class T>
@@ -61,9 +68,8 @@ void norm_rows(const NormArgs& a, int64_t from, int64_t to) {
     const float scale = 1.0f / sqrtf(sum_lanes(squares[0] + squares[1]) / (float)a.width + a.eps);
     for (i = 0; i < a.width; i += W) {
       const int n = left_of(i, a.width);
-      T unit[W];
-      store(unit, load_up_to(x + i, n) * scale);  // rounded before the weight is applied
-      store_up_to(out + i, load(unit) * load_up_to(weight + i, n), n);
+      const vf unit = rounded<T>(load_up_to(x + i, n) * scale);  // before the weight is applied
+      store_up_to(out + i, unit * load_up_to(weight + i, n), n);
     }
   }
 }
@@ -83,13 +89,15 @@ void rms_norm(const NormArgs& a) { over_rows<NormArgs, norm_any>(a, a.rows, a.ro
 
 // ---- gated
 
-// act(g) * (up + shift) with act(g) = g * sigmoid(alpha * g), both cut at the limit first.
+// act(g) * (up + shift) with act(g) = g * sigmoid(alpha * g), both cut at the limit first. The factors
+// are rounded to T, as the released models' code leaves them.
+template <class T>
 ANABRANCH_INLINE vf gate(const Gate& k, vf g, vf up) {
   g = select(g > k.limit, broadcast(k.limit), g);
   up = select(up > k.limit, broadcast(k.limit), select(up < -k.limit, broadcast(-k.limit), up));
   const vf z = g * k.alpha;
   const vf e = exp_negative(select(z > 0.0f, -z, z));
-  return g * select(z > 0.0f, broadcast(1.0f), e) / (1.0f + e) * (up + k.shift);
+  return rounded<T>(g * select(z > 0.0f, broadcast(1.0f), e) / (1.0f + e)) * rounded<T>(up + k.shift);
 }
 
 template <class T>
@@ -99,7 +107,7 @@ void gate_rows(const GatedArgs& a, int64_t from, int64_t to) {
     T* out = (T*)a.out + row * a.width;
     for (int64_t i = 0; i < a.width; i += W) {
       const int n = left_of(i, a.width);
-      store_up_to(out + i, gate(a.gate, load_up_to(both + i, n), load_up_to(both + a.width + i, n)), n);
+      store_up_to(out + i, gate<T>(a.gate, load_up_to(both + i, n), load_up_to(both + a.width + i, n)), n);
     }
   }
 }
@@ -263,7 +271,7 @@ void hidden_columns(const ExpertsJob& job, float* room, int64_t from, int64_t to
       for (int64_t p = 0; p < count; p += W) {
         const int n = left_of(p, count);
         float out[W];
-        store(out, gate(a.gate, load_part(room + p, n), load_part(room + count + p, n)));
+        store(out, gate<T>(a.gate, load_part(room + p, n), load_part(room + count + p, n)));
         for (int q = 0; q < n; ++q) job.inside[(begin + p + q) * a.width + j] = out[q];
       }
     }
