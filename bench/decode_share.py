@@ -10,6 +10,8 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -137,16 +139,23 @@ def share(model: Path, transport: str, tokens: int) -> dict[str, float]:
     return {"share": round(worst, 4), "step_ms": round(1e3 * found[0]["steps"] / (tokens - 1), 2)}
 
 
+@contextmanager
+def model_b() -> Iterator[Path]:
+    """A folder with model B's config; ranks that start within find the makers of this folder."""
+    here = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(MODEL_B))
+        yield Path(folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--json", help="write the result to this file")
     args = parser.parse_args()
-    here = str(Path(__file__).parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(MODEL_B))
-        report = {t: share(Path(folder), t, args.tokens) for t in ("shm", "gloo")}
+    with model_b() as folder:
+        report = {t: share(folder, t, args.tokens) for t in ("shm", "gloo")}
     print(json.dumps(report))
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=1))

@@ -12,7 +12,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from decode_share import MODEL_B
+from decode_share import model_b
 
 from anabranch.core.config import EngineConfig
 from anabranch.engine.llm import LLM
@@ -73,11 +73,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", help="write the result to this file")
     args = parser.parse_args()
-    here = str(Path(__file__).parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(MODEL_B))
-        report = measure(Path(folder))
+    with model_b() as folder:
+        report = measure(folder)
     print(json.dumps(report))
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=1))

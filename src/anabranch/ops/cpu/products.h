@@ -1,5 +1,5 @@
-// Kernels of what lies around attention: rms_norm, gated, linear, run_experts. See ops/signatures.py for what they
-// mean. Products are fp32 sums of fp32 products whatever the dtype; what is stored is rounded once.
+// Kernels of what lies around attention: rms_norm, gated, linear, run_experts. See ops/signatures.py
+// for what they mean. Products are fp32 sums of fp32 products whatever the dtype; what is stored is rounded once.
 #pragma once
 
 #include <stdlib.h>
@@ -125,7 +125,7 @@ void gate_any(const GatedArgs& a, int64_t from, int64_t to) {
 
 void gated(const GatedArgs& a) { over_rows<GatedArgs, gate_any>(a, a.rows, a.rows * a.width * 12); }
 
-// ---- run_experts
+// ---- linear
 
 // R rows against two rows of weights, U registers of each at a time: to[r] = x_r . a, to[R + r] = x_r . b.
 template <int R, int U, class T>
@@ -239,6 +239,8 @@ void linear(const LinearArgs& a) {
   }
   free(memory);
 }
+
+// ---- run_experts
 
 struct ExpertsJob {
   const ExpertsArgs& args;
