@@ -140,12 +140,14 @@ def share(model: Path, transport: str, tokens: int) -> dict[str, float]:
 
 
 @contextmanager
-def model_b() -> Iterator[Path]:
-    """A folder with model B's config; ranks that start within find the makers of this folder."""
+def model_b(context: int = 2048) -> Iterator[Path]:
+    """A folder with model B's config, for contexts of so many tokens. Ranks that start within find
+    the makers of this folder."""
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(MODEL_B))
+        config = {**MODEL_B, "max_position_embeddings": context}
+        Path(folder, "config.json").write_text(json.dumps(config))
         yield Path(folder)
 
 

@@ -22,6 +22,10 @@ CASES: list[tuple[str, Mapping[str, object], Arch]] = [
     ("size_not_positive", {"attn_cp": 0}, MLA24),
     ("size_not_positive", {"dcp": 0}, MLA24),
     ("size_not_positive", {"page_size": -1}, MLA24),
+    ("seed_range", {"seed": 2**63}, MLA24),
+    ("threads_too_many", {"threads": 100_000}, MLA24),
+    ("share_above_all", {"kv_memory": "200%"}, MLA24),
+    ("kv_above_memory", {"kv_pages": 100_000_000}, MLA24),
     ("world_not_product", {"tp": 4, "attn_dp": 3}, MLA24),
     ("world_not_product", {"tp": 2, "attn_dp": 2, "attn_cp": 2}, MLA24),
     ("device_ranks", {"tp": 4}, MLA24),
@@ -81,7 +85,7 @@ CASES: list[tuple[str, Mapping[str, object], Arch]] = [
 ]
 """(code, flags, model). The cuda machine of two GPUs stands for device_ranks and for ops cpp."""
 
-RESOLVED = {"kv_below_context", "no_memory_for_kv"}
+RESOLVED = {"kv_below_context", "kv_above_memory", "no_memory_for_kv"}
 """Codes of refusals that need sizes, raised by resolve itself."""
 
 

@@ -282,6 +282,15 @@ def test_a_sink_joins_once(bound: ops.Ops, n: int) -> None:
     assert merged[0, 1] == sink[1] and not out[0, 1].any()
 
 
+def test_a_sink_that_is_no_number_counts_as_none(bound: ops.Ops) -> None:
+    partials, lse = torch.randn(2, 2, 3, 8), torch.randn(2, 2, 3)
+    sink = torch.tensor([math.nan, math.inf, 0.5])
+    out, merged = bound.merge_partials(partials, lse, sink=sink)
+    expected, total = in_fp64(partials, lse, torch.tensor([-math.inf, -math.inf, 0.5]))
+    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(merged.double(), total, atol=1e-6, rtol=1e-6)
+
+
 def test_strides_of_everything(bound: ops.Ops) -> None:
     """Padded V, lse out of a wider row, out and lse_out given in other strides; in place too."""
     n, b, h, d = 3, 4, 5, 96

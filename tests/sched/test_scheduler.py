@@ -248,7 +248,9 @@ def test_capacity_ends_with_length() -> None:
 
 
 def test_refusals_name_the_field_and_leave_nothing() -> None:
-    config = SchedulerConfig(pages=2, page_size=4, max_model_len=100, max_waiting=1, vocab_size=50)
+    config = SchedulerConfig(
+        pages=2, page_size=4, max_model_len=100, max_running=1, max_waiting=1, vocab_size=50
+    )
     scheduler = Driver(config).scheduler
     for bad, field in [
         (request("a", list(range(9))), "prompt"),
@@ -262,9 +264,10 @@ def test_refusals_name_the_field_and_leave_nothing() -> None:
     scheduler.submit(request("a", [1]))
     with pytest.raises(FieldError, match="already running"):
         scheduler.submit(request("a", [1]))
+    scheduler.submit(request("b", [1]))  # one may run and one wait: two come before any step
     with pytest.raises(QueueFull):
-        scheduler.submit(request("b", [1]))
-    assert scheduler.stats().waiting == 1
+        scheduler.submit(request("c", [1]))
+    assert scheduler.stats().waiting == 2
 
 
 def test_deadline() -> None:

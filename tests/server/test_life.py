@@ -144,6 +144,8 @@ def test_a_full_queue_is_429(start: Start) -> None:
             assert (await http.get("/ready")).status_code == 200
             many = await http.post("/v1/completions", json={"prompt": "x", "n": 5})
             assert many.status_code == 429
+            burst = {"prompt": ["x"] * 4, "max_tokens": 2}  # more than may wait, before any step
+            assert (await http.post("/v1/completions", json=burst)).status_code == 200
 
     asyncio.run(asyncio.wait_for(work(), 40))
 

@@ -86,6 +86,8 @@ LOOPS = [
     "{{ 'x' | center(10 ** 12) }}",
     "{{ range(10 ** 9) | list }}",
     "{% for i in range(90000) %}{{ 'a' * 9000 }}{% endfor %}",
+    "{{ 'a' * (10 ** 9) }}",  # folded while the template compiles
+    "{{ '%1000000000d' % 1 }}",
 ]
 
 

@@ -83,10 +83,12 @@ def test_reader_sleeps_and_wakes_at_once() -> None:
     begin = time.thread_time()
     assert reader.take(0.5) is None
     assert time.thread_time() - begin < 0.05
-    threading.Timer(0.2, writer.publish, (b"now", 1)).start()
+    late = threading.Timer(0.2, writer.publish, (b"now", 1))
+    late.start()
     begin = time.monotonic()
     assert reader.take(10) == b"now"
     assert time.monotonic() - begin < 5
+    late.join()  # it may still be in the call that woke this one
     ring.close()
 
 

@@ -115,6 +115,8 @@ def test_greedy_and_narrow_settings_take_the_best() -> None:
         SamplingParams(top_p=1e-9),
         SamplingParams(min_p=1.0),
         SamplingParams(temperature=1e-4),
+        SamplingParams(temperature=1e-40),
+        SamplingParams(temperature=5e-324, top_k=9),
     ):
         assert set(draw([(params, seed, 4) for seed in range(50)])) == {best}
 

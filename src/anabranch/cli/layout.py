@@ -18,9 +18,8 @@ from anabranch.core.plan import Phase
 from anabranch.core.resolve import Machine, RunConfig, itemsize, resolve
 from anabranch.layout.mesh import Mesh
 from anabranch.models.registry import family
-from anabranch.weights.catalog import CATALOGUE
 from anabranch.weights.config import read_config
-from anabranch.weights.locate import locate
+from anabranch.weights.locate import is_hub_id, locate
 
 ROOMY = 1 << 50
 """Bytes of a machine that refuses no layout for want of memory."""
@@ -48,8 +47,7 @@ def resolved(config: EngineConfig) -> RunConfig:
 def arch_of(model: str | None) -> Arch:
     """Facts of a folder, .gguf file, catalogue name, hub id (config.json alone is fetched), or of
     the packaged model."""
-    named = model is not None and not Path(model).expanduser().exists() and model not in CATALOGUE
-    if named and "/" in str(model):
+    if model is not None and is_hub_id(model):
         # imported here: it costs a quarter of a second that local models need not pay
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

@@ -37,6 +37,8 @@ _MODEL_TYPES = {
     "kimi_k2": deepseek_v3,
 }
 
+MOST_LAYERS = 4096
+
 
 def read_arch(config: Mapping[str, object]) -> Arch:
     """The facts of a model from its parsed config.json.
@@ -44,6 +46,9 @@ def read_arch(config: Mapping[str, object]) -> Arch:
     ValueError names every absent required field, a field of the wrong type or out of range, or, for
     an unknown architecture, the known ones.
     """
+    layers = Fields(config).optional_integer("num_hidden_layers") or 0
+    if layers > MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers: at most {MOST_LAYERS} are supported, found {layers}")
     names = config.get("architectures") or ()
     listed = [str(n) for n in names] if isinstance(names, list | tuple) else [str(names)]
     model_type = str(config.get("model_type", ""))

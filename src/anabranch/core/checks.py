@@ -9,11 +9,13 @@ from collections.abc import Callable
 from anabranch.core.abilities import WORD, lacking, partial_width
 from anabranch.core.arch import GQA, Arch, SharedKV
 from anabranch.core.ask import Ask, Machine, Numbers, Refusal
+from anabranch.core.capacity import parse_bytes
 from anabranch.core.config import EngineConfig
 from anabranch.layout.costs import SHIPPED
 
 Check = Callable[[Ask], tuple[str, Numbers] | None]
 CHECKS: dict[str, Check] = {}
+MOST_THREADS = 1024
 
 
 def check(code: str) -> Callable[[Check], Check]:
@@ -39,6 +41,33 @@ def _positive(a: Ask) -> tuple[str, Numbers] | None:
         value = getattr(a.config, name)
         if value is not None and value < 1:
             return f"--{name.replace('_', '-')} must be at least 1, got {value}.", {name: value}
+    return None
+
+
+@check("seed_range")
+def _seed(a: Ask) -> tuple[str, Numbers] | None:
+    if not -(2**63) <= a.config.seed < 2**63:
+        return f"--seed {a.config.seed} has more than 64 bits.", {"seed": str(a.config.seed)}
+    return None
+
+
+@check("threads_too_many")
+def _threads(a: Ask) -> tuple[str, Numbers] | None:
+    threads = a.config.threads or 1
+    if threads > MOST_THREADS:
+        return (
+            f"--threads {threads}: a rank may have {MOST_THREADS}; this machine has "
+            f"{a.machine.cores} cores.",
+            {"threads": threads, "most": MOST_THREADS, "cores": a.machine.cores},
+        )
+    return None
+
+
+@check("share_above_all")
+def _share(a: Ask) -> tuple[str, Numbers] | None:
+    share = a.config.kv_memory or ""
+    if share.endswith("%") and parse_bytes(share[:-1]) > 100:
+        return f"--kv-memory {share}: a share of the memory is at most 100%.", {"kv_memory": share}
     return None
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anabranch.core.request import SamplingParams
 
-Ints = NDArray[np.int32]
+# spelled out: from NumPy 2.5 on, NDArray's alias hides the dtype from the wire's codec
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 NO_INTS: Ints = np.zeros(0, np.int32)
 
 
@@ -69,8 +70,8 @@ class Chunks:
     start: Ints = field(default_factory=lambda: NO_INTS)
     count: Ints = field(default_factory=lambda: NO_INTS)
     tokens: Ints = field(default_factory=lambda: NO_INTS)
-    logits: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
-    sample: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    logits: Bytes = field(default_factory=lambda: np.zeros(0, np.uint8))
+    sample: Bytes = field(default_factory=lambda: np.zeros(0, np.uint8))
     after: Ints = field(default_factory=lambda: NO_INTS)
 
     @property

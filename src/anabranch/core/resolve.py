@@ -99,10 +99,19 @@ def resolve(
 def _sized(run: RunConfig, machine: Machine, notes: list[str]) -> RunConfig:
     """The run with its pages, and with a context length that they hold."""
     pages = run.kv_pages
+    page_bytes = int(run.kv_bytes_per_token * run.page_size)
+    ranks = run.config.tp if machine.device == "cpu" else 1
+    if pages * page_bytes * ranks > machine.memory:
+        raise Refusal(
+            "kv_above_memory",
+            f"--kv-pages {pages}: {ranks} ranks with {pages} pages of {page_bytes} bytes each need "
+            f"{pages * page_bytes * ranks} bytes; the machine has {machine.memory}, so at most "
+            f"{machine.memory // max(1, page_bytes * ranks)} pages.",
+            {"kv_pages": pages, "bytes_per_page": page_bytes, "memory": machine.memory},
+        )
     if pages == 0:
         weights = weight_elements(run.arch) * itemsize(run.dtype)
         budget = kv_budget(run.config, machine, weights)
-        page_bytes = int(run.kv_bytes_per_token * run.page_size)
         pages = kv_pages(run.config, budget, page_bytes, run.page_size, run.max_model_len)
     fits, length = pages * run.page_size, run.max_model_len
     if fits < length and run.config.max_model_len is not None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from anabranch.comm.endpoint import choose_transport
 from anabranch.core.arch_reader import read_arch
@@ -41,6 +42,7 @@ def prepare(config: EngineConfig) -> Prepared:
     costs_of = partial(costs.load, costs_file())
     run = resolve(config, arch, probe(config.device), costs_of)
     run = replace(run, notes=run.notes + decode_notes(run))
+    _try_folder(config.debug_dir)
     if run.device != "cpu":
         return Prepared(run, path)
     ranks_here = run.layout.mesh.world if place is None else place.local_world
@@ -48,6 +50,18 @@ def prepare(config: EngineConfig) -> Prepared:
     if config.threads is None:
         run = replace(run, threads=masks.threads)
     return Prepared(run, path, masks)
+
+
+def _try_folder(path: str | None) -> None:
+    """ValueError unless traces can be written there; it is made if need be."""
+    if path is None:
+        return
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ValueError(f"--debug-dir {path}: cannot be written to: {error.strerror}") from None
 
 
 def _transport(config: EngineConfig, place: Place | None) -> str:

@@ -38,8 +38,8 @@ class Pulse:
 
     def stamp(self, slot: int) -> None:
         line = self._line(slot)
-        self._words[line] = os.getpid()
         self._words[line + 1] = time.monotonic_ns()
+        self._words[line] = os.getpid()  # last: a pid is judged by the stamp beside it
 
     def begin_step(self, slot: int, number: int) -> None:
         line = self._line(slot)
@@ -69,7 +69,8 @@ class Pulse:
             line = self._line(slot)
             pid, seen, begun, number = (self._words[line + i] for i in range(4))
             silent = (now - seen) / 1e9
-            if pid and silent > STALE_SECONDS and (silent > HUNG_SECONDS or not _runs(pid)):
+            stale = pid and seen and silent > STALE_SECONDS
+            if stale and (silent > HUNG_SECONDS or not _runs(pid)):
                 return f"{name_of(slot)} (pid {pid}) is dead or stopped: silent for {silent:.1f} s"
             if pid and begun and now - begun > step * 1e9:
                 return f"{name_of(slot)} (pid {pid}) is stuck in step {number} for over {step:g} s"

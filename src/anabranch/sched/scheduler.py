@@ -19,7 +19,7 @@ from anabranch.sched.state import ReplicaFlight, SchedulerConfig, Sequence
 
 
 class QueueFull(ValueError):
-    """As many requests wait as may wait; try again later."""
+    """As many requests run or wait as may; try again later."""
 
 
 class Scheduler:
@@ -43,7 +43,7 @@ class Scheduler:
     def submit(self, request: Request, now: float = 0.0) -> None:
         """Queue a request; `now` (seconds) starts its deadline.
 
-        Raises FieldError if it can never run, QueueFull if too many wait.
+        Raises FieldError if it can never run, QueueFull if as many run or wait as may.
         """
         config = self.config
         request.check(config.vocab_size or 2**31, config.max_model_len)
@@ -55,8 +55,8 @@ class Scheduler:
                 f"has {len(request.prompt)} tokens; the KV cache holds {config.capacity} "
                 f"({config.pages} pages of {config.page_size})",
             )
-        if self._waiting_count >= config.max_waiting:
-            raise QueueFull(f"{self._waiting_count} requests wait already; try again later")
+        if len(self._by_id) >= config.places:
+            raise QueueFull(f"{len(self._by_id)} requests run or wait already; try again later")
         seq = self._sequence(request)
         self._by_id[request.id] = seq
         self._enqueue(seq)

@@ -47,6 +47,11 @@ class SchedulerConfig:
         """Cached positions a replica can hold, and so the most one request can use."""
         return self.pages * self.page_size
 
+    @property
+    def places(self) -> int:
+        """Requests that may run or wait."""
+        return self.max_running * self.replicas + self.max_waiting
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:

@@ -62,9 +62,9 @@ class ChatTemplate:
         values["add_generation_prompt"] = add_generation_prompt
         line = json.dumps(values)
         with self._lock:
-            if self._child is None:
-                self._child = _Child(self.source)
             try:
+                if self._child is None:
+                    self._child = _Child(self.source)
                 return self._child.ask(line)
             except OSError:
                 self._drop()

@@ -39,6 +39,12 @@ def _folder(path: Path) -> Path:
     raise ValueError(f"{path}: no config.json in the folder")
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether `name` can only mean a repository of the hub."""
+    here = Path(name).expanduser().exists() or name in CATALOGUE
+    return not here and _HUB_ID.fullmatch(name) is not None
+
+
 def pull(name: str) -> Path:
     """Fetches a catalogue model or a hub id into its cache; returns where it is.
 

@@ -147,12 +147,13 @@ def _invert(logits: Tensor, joins: list[Join], uniform: Tensor, kept: int) -> Te
         values = [getattr(join.sampling, name) for join in joins]
         return torch.tensor(values, dtype=dtype, device=logits.device).unsqueeze(1)
 
-    scaled = logits / column("temperature", torch.float32)
     ids: Tensor | None = None
     if kept:
-        whole = kept == scaled.shape[1]
-        scaled, ids = scaled.sort(stable=True, descending=True) if whole else scaled.topk(kept)
-    probs = scaled.double().softmax(-1)
+        whole = kept == logits.shape[1]
+        logits, ids = logits.sort(stable=True, descending=True) if whole else logits.topk(kept)
+    # below the peak, in fp64: however small the temperature, the likeliest id stays finite
+    below = (logits - logits.amax(-1, keepdim=True)).double()
+    probs = (below / column("temperature", torch.float64)).softmax(-1)
     if kept:
         dropped = probs.cumsum(-1) - probs >= column("top_p", torch.float64)
         dropped |= probs < column("min_p", torch.float64) * probs[:, :1]

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "../../ops/cpu/isa.h"
-#include "../../ops/cpu/tensor.h"
+#include "../../ops/cpu/maker.h"
 #include "channel.h"
 
 namespace nb = nanobind;
@@ -15,6 +15,7 @@ namespace nb = nanobind;
 namespace anabranch::shm {
 namespace {
 
+using anabranch::Maker;
 using anabranch::Reader;
 using anabranch::Tensor;
 using anabranch::refuse;
@@ -37,52 +38,6 @@ void read_nonce(nb::bytes given, uint64_t nonce[2]) {
   if (given.size() != 16) throw nb::value_error("a nonce has 16 bytes");
   memcpy(nonce, given.c_str(), 16);
 }
-
-// Makes tensors through DLPack's exchange API, which costs a third of a call into Python.
-class Maker {
- public:
-  explicit Maker(nb::handle tensor_type) {
-    nb::object capsule = tensor_type.attr("__dlpack_c_exchange_api__");
-    const auto* api = static_cast<const DlExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-    if (!api) throw nb::python_error();
-    allocate_ = reinterpret_cast<Allocate>(api->allocate);
-    wrap_ = reinterpret_cast<Wrap>(api->managed_to_object);
-  }
-
-  // Uninitialised, like x in dtype and trailing dims.
-  nb::object empty(const Tensor& x, int64_t rows) const {
-    int64_t shape[kMaxDims];
-    if (x.ndim > kMaxDims) x.wrong("it has too many dims");
-    for (int i = 0; i < x.ndim; ++i) shape[i] = i ? x.size(i) : rows;
-    return empty(x, x.ndim, shape);
-  }
-
-  nb::object empty(const Tensor& like, int ndim, int64_t* shape) const {
-    DlTensor prototype = like;
-    prototype.data = nullptr;
-    prototype.ndim = ndim;
-    prototype.shape = shape;
-    prototype.strides = nullptr;
-    prototype.byte_offset = 0;
-    void *managed = nullptr, *object = nullptr;
-    if (allocate_(&prototype, &managed, nullptr, set_error) || wrap_(managed, &object)) {
-      if (!PyErr_Occurred()) PyErr_NoMemory();
-      throw nb::python_error();
-    }
-    return nb::steal(static_cast<PyObject*>(object));
-  }
-
- private:
-  static constexpr int kMaxDims = 8;
-  using SetError = void (*)(void*, const char*, const char*);
-  using Allocate = int (*)(DlTensor*, void**, void*, SetError);
-  using Wrap = int (*)(void*, void**);
-
-  static void set_error(void*, const char*, const char* message) { PyErr_SetString(PyExc_MemoryError, message); }
-
-  Allocate allocate_;
-  Wrap wrap_;
-};
 
 class World {
  public:

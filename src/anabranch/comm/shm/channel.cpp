@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "../../ops/cpu/team.h"
-#include "stream.h"
 
 namespace anabranch::shm {
 namespace {
@@ -31,13 +30,8 @@ struct CopyJob {
 };
 
 void copy_run(const CopyJob& job, int64_t at, int64_t bytes) {
-  char* dst = job.dst ? job.dst + at : nullptr;
-  if (!job.slot) {
-    memcpy(dst, job.src + at, bytes);
-    return;
-  }
-  publish(job.slot + at, dst, job.src + at, bytes);
-  published();
+  if (job.slot) memcpy(job.slot + at, job.src + at, bytes);
+  if (job.dst) memcpy(job.dst + at, job.src + at, bytes);
 }
 
 void copy_task(void* context, int, int64_t i) {
@@ -322,14 +316,9 @@ void Channel::pack(const Partials& p, char* slot, int64_t row, int64_t rows, int
       const float* stats = p.lse + b * p.lse_stride[0] + (owner * p.heads + head) * p.lse_stride[1];
       for (int64_t h = 0; h < heads; ++h) *lse++ = stats[h * p.lse_stride[1]];
       for (int64_t h = 0; h < heads; h += run, to += run * width) {
-        if (owner != me_) {
-          publish(to, nullptr, from + h * p.out_bytes[1], run * width);
-        } else if (own) {
-          memcpy(to, from + h * p.out_bytes[1], run * width);
-        }
+        if (owner != me_ || own) memcpy(to, from + h * p.out_bytes[1], run * width);
       }
     }
-  published();
 }
 
 // Shown to the peers unless written there already, then the own heads are merged in place. The merge wants

@@ -42,16 +42,17 @@ void pack_partials(const PackArgs& a) {
 // the shift that was taken off every lse.
 float shard_weights(const MergeArgs& a, int64_t b, int64_t j, float* weight, float* shift) {
   const float* lse = a.lse + b * a.lse_stride[1] + j * a.lse_stride[2];
-  float peak = a.sink ? a.sink[j * a.sink_stride] : -INFINITY;
+  const auto counted = [](float z) { return isfinite(z) ? z : -INFINITY; };
+  const float sink = a.sink ? counted(a.sink[j * a.sink_stride]) : -INFINITY;
+  float peak = sink;
   for (int64_t n = 0; n < a.members; ++n) {
-    const float z = lse[n * a.lse_stride[0]] * a.to_natural;
-    weight[n] = isfinite(z) ? z : -INFINITY;
+    weight[n] = counted(lse[n * a.lse_stride[0]] * a.to_natural);
     peak = weight[n] > peak ? weight[n] : peak;
   }
   *shift = peak == -INFINITY ? 0.0f : peak;
   float total = 0.0f;
   for (int64_t n = 0; n < a.members; ++n) total += weight[n] = expf(weight[n] - *shift);
-  return a.sink ? total + expf(a.sink[j * a.sink_stride] - *shift) : total;
+  return total + expf(sink - *shift);
 }
 
 // The weighted sum at elements [i, i + V*W) of one head, V registers at a time; a shard of weight 0

@@ -29,6 +29,15 @@ struct DlTensor {
   uint64_t byte_offset;
 };
 
+// A tensor with its memory's end: the deleter is called when nobody uses it any more.
+struct DlManaged {
+  uint32_t version[2];
+  void* context;
+  void (*deleter)(DlManaged*);
+  uint64_t flags;
+  DlTensor tensor;
+};
+
 struct DlExchangeApi {
   struct {
     uint32_t major, minor;
@@ -36,7 +45,7 @@ struct DlExchangeApi {
   } header;
   void* allocate;
   void* managed_from_object;
-  void* managed_to_object;
+  int (*managed_to_object)(DlManaged* managed, void** object);
   int (*borrow_from_object)(void* object, DlTensor* out);
   void* current_stream;
 };
@@ -104,18 +113,21 @@ struct Tensor : DlTensor {
   }
 };
 
+// The functions by which a tensor type is read and made; they live as long as the type.
+inline const DlExchangeApi* exchange_api(nb::handle tensor_type) {
+  nb::object capsule = tensor_type.attr("__dlpack_c_exchange_api__");
+  const auto* api = static_cast<const DlExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  if (!api) throw nb::python_error();
+  if (api->header.major != 1 || !api->borrow_from_object || !api->managed_to_object)
+    throw nb::value_error("the tensor type speaks another major version of DLPack than 1");
+  return api;
+}
+
 // Turns Python objects into tensors; made once from the tensor type, so a call only follows a pointer.
 class Reader {
  public:
-  explicit Reader(nb::handle tensor_type) : type_(reinterpret_cast<PyTypeObject*>(tensor_type.ptr())) {
-    nb::object capsule = tensor_type.attr("__dlpack_c_exchange_api__");
-    const auto* api =
-        static_cast<const DlExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-    if (!api) throw nb::python_error();
-    if (api->header.major != 1 || !api->borrow_from_object)
-      throw nb::value_error("the tensor type speaks another major version of DLPack than 1");
-    borrow_ = api->borrow_from_object;
-  }
+  explicit Reader(nb::handle tensor_type)
+      : type_(reinterpret_cast<PyTypeObject*>(tensor_type.ptr())), borrow_(exchange_api(tensor_type)->borrow_from_object) {}
 
   bool is_tensor(nb::handle object) const { return PyObject_TypeCheck(object.ptr(), type_); }
 

@@ -44,7 +44,9 @@ def merge_partials(
     z = lse * LN2 if base == "2" else lse
     z = torch.where(torch.isfinite(z), z, -math.inf)
     peak = z.amax(0) if members else lse.new_full((rows, heads), -math.inf)
-    peak = peak if sink is None else torch.maximum(peak, sink)
+    if sink is not None:
+        sink = torch.where(torch.isfinite(sink), sink, -math.inf)
+        peak = torch.maximum(peak, sink)
     shift = torch.where(peak == -math.inf, 0.0, peak)
     total = torch.zeros_like(peak)
     acc = torch.zeros(rows, heads, width, dtype=torch.float32, device=partials.device)

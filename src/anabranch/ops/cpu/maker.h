@@ -1,0 +1,127 @@
+// New tensors for results, wrapped through DLPack's C exchange API around memory that is used again.
+//
+// Owns a pool of blocks: a block returns to it when the last view of its tensor goes, on whatever thread.
+// Making a tensor so costs half of what a call of the array library's own allocation does.
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "tensor.h"
+
+namespace anabranch {
+
+// Blocks of powers of two bytes, a few of each kept; larger ones go straight back to the system.
+class Pool {
+ public:
+  static constexpr int kLeast = 8, kMost = 23;  // log2 of the bytes: 256 to 8 Mi
+  static constexpr size_t kKept = 4;
+
+  static int size_class(int64_t bytes) {
+    int n = kLeast;
+    while ((int64_t{1} << n) < bytes) ++n;
+    return n;
+  }
+
+  ~Pool() {
+    for (auto& blocks : free_)
+      for (void* block : blocks) std::free(block);
+  }
+
+  void* take(int size) {
+    if (size <= kMost) {
+      const std::lock_guard<std::mutex> held(mutex_);
+      auto& blocks = free_[size - kLeast];
+      if (!blocks.empty()) {
+        void* block = blocks.back();
+        blocks.pop_back();
+        return block;
+      }
+    }
+    void* block = std::aligned_alloc(64, size_t{1} << size);
+    if (!block) throw std::bad_alloc();
+    return block;
+  }
+
+  void give_back(void* block, int size) {
+    if (size <= kMost) {
+      const std::lock_guard<std::mutex> held(mutex_);
+      auto& blocks = free_[size - kLeast];
+      if (blocks.size() < kKept) return blocks.push_back(block);
+    }
+    std::free(block);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<void*> free_[kMost - kLeast + 1];
+};
+
+class Maker {
+ public:
+  explicit Maker(nb::handle tensor_type) : wrap_(exchange_api(tensor_type)->managed_to_object) {}
+
+  // Uninitialised, like x in dtype and trailing dims.
+  nb::object empty(const Tensor& x, int64_t rows) const {
+    int64_t shape[kMaxDims];
+    if (x.ndim > kMaxDims) x.wrong("it has too many dims");
+    for (int i = 0; i < x.ndim; ++i) shape[i] = i ? x.size(i) : rows;
+    return empty(x, x.ndim, shape);
+  }
+
+  nb::object empty(const Tensor& like, int ndim, const int64_t* shape) const {
+    int64_t elements = 1;
+    for (int i = 0; i < ndim; ++i) elements *= shape[i];
+    const int size = Pool::size_class(sizeof(Header) + elements * like.itemsize());
+    auto* block = new (pool_->take(size)) Header{};
+    block->pool = pool_;
+    block->size = size;
+    DlTensor& t = block->managed.tensor;
+    t = like;
+    t.data = block + 1;
+    t.ndim = ndim;
+    t.shape = block->shape;
+    t.strides = block->strides;
+    t.byte_offset = 0;
+    for (int64_t i = ndim - 1, run = 1; i >= 0; run *= shape[i--]) {
+      block->shape[i] = shape[i];
+      block->strides[i] = run;
+    }
+    block->managed.version[0] = 1;
+    block->managed.deleter = release;
+    void* object = nullptr;
+    if (wrap_(&block->managed, &object)) {
+      release(&block->managed);
+      if (!PyErr_Occurred()) PyErr_NoMemory();
+      throw nb::python_error();
+    }
+    return nb::steal(static_cast<PyObject*>(object));
+  }
+
+ private:
+  static constexpr int kMaxDims = 8;
+
+  struct alignas(64) Header {
+    DlManaged managed;
+    int64_t shape[kMaxDims], strides[kMaxDims];
+    std::shared_ptr<Pool> pool;
+    int size;
+  };
+
+  static void release(DlManaged* managed) {
+    auto* block = reinterpret_cast<Header*>(managed);
+    const std::shared_ptr<Pool> pool = std::move(block->pool);
+    const int size = block->size;
+    block->~Header();
+    pool->give_back(block, size);
+  }
+
+  int (*wrap_)(DlManaged*, void**);
+  std::shared_ptr<Pool> pool_ = std::make_shared<Pool>();
+};
+
+}  // namespace anabranch
