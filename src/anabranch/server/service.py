@@ -225,6 +225,7 @@ class Service:
         prompts = (await self._chat(ask),) if chat else await self._prompts(ask)
         choices: list[Choice] = []
         for p, prompt in enumerate(prompts):
+            await asyncio.sleep(0)  # many long prompts do not hold up others' requests
             for i in range(ask.n):
                 index = p * ask.n + i
                 request = Request(f"{id}-{index}", prompt.ids, self._sampling(ask, i), ask.timeout)
