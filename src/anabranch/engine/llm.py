@@ -9,7 +9,6 @@ import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
@@ -56,9 +55,8 @@ class _Texts:
             ids = [int(token) for token in prompt]
         if sampling.stop:
             self._need()
-        if self.tokenizer is not None and not sampling.ignore_eos:
-            ends = dict.fromkeys((*sampling.stop_ids, *self.tokenizer.eos_ids))
-            sampling = replace(sampling, stop_ids=tuple(ends))
+        if self.tokenizer is not None:
+            sampling = sampling.with_ends(self.tokenizer.eos_ids, ready.vocab_size)
         request = Request(self.new_id(), tuple(ids), sampling)
         return request.check(ready.vocab_size, ready.max_model_len)
 
