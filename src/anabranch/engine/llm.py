@@ -177,13 +177,20 @@ class LLM(AbstractContextManager["LLM"]):
     def update_weights(self, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Write whole checkpoint tensors, by released name, in place on every rank.
 
-        The next step of every phase sees them; cached prefixes are forgotten. ValueError, with
-        nothing written, for unknown names and wrong shapes.
+        Tensors may share memory. Packed ones come with their scales, as released. The next step of
+        every phase sees them; cached prefixes are forgotten. ValueError, with nothing written, for
+        unknown names, wrong shapes, packed floats without scales, and integers for floats.
         """
         from safetensors.torch import save
 
-        payload = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-        self._port.control("update_weights", payload)
+        apart: dict[str, torch.Tensor] = {}
+        memories: set[int] = set()
+        for name, tensor in tensors.items():  # the format has no shared memory
+            whole = tensor.contiguous()
+            memory = whole.untyped_storage().data_ptr()
+            apart[name] = whole.clone() if memory in memories else whole
+            memories.add(memory)
+        self._port.control("update_weights", save(apart))
 
     def stats(self) -> Stats:
         return self._port.stats()
