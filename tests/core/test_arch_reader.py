@@ -76,6 +76,9 @@ def test_llama() -> None:
     arch = read_arch(LLAMA)
     assert arch.attn == GQA(24, 8, 4, 0.5) and arch.rope == Rope(4, 500000.0)
     assert (arch.eps, arch.dtype, arch.eos_ids, arch.tied) == (1e-5, "float32", (2, 7), False)
+    ends: tuple[tuple[object, tuple[int, ...]], ...] = ((1003, ()), ([-1, 2, 10**9], (2,)))
+    for listed, kept in ends:  # ids that the head has no row for are never drawn
+        assert read_arch(LLAMA | {"eos_token_id": listed}).eos_ids == kept
     wide = read_arch(LLAMA | {"head_dim": 16, "attention_bias": True, "mlp_bias": True})
     assert isinstance(wide.attn, GQA) and wide.attn.head_dim == 16 and wide.attn.scale == 0.25
     assert wide.attn.qkv_bias and wide.attn.o_bias and wide.mlp_bias

@@ -171,6 +171,26 @@ def test_update_weights_is_seen_by_both_phases(model: Path, way: str) -> None:
         assert np.array_equal(llm.score(PROMPTS[0]), prefill)
 
 
+@pytest.mark.parametrize("knows_text", [True, False])
+@pytest.mark.parametrize("padded", [True, False], ids=["list", "one"])
+def test_ends_past_the_vocabulary_are_never_drawn(
+    model: Path, alone: LLM, tmp_path: Path, knows_text: bool, padded: bool
+) -> None:
+    """As releases with a padded vocabulary list them, in either configuration file."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    if not knows_text:
+        (folder / "tokenizer.json").unlink()
+    vocab = alone.ready.vocab_size
+    config = json.loads((folder / "config.json").read_text())
+    config["eos_token_id"] = [2, vocab] if padded else vocab
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 10**6}))
+    with LLM(folder, **COMMON) as llm:
+        assert llm.ready.eos_ids == ((2,) if padded else ())
+        found = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=8, min_tokens=8))
+    assert len(found[0].tokens) == 8 and 2 not in found[0].tokens[:-1]
+
+
 def test_async(model: Path, alone: LLM) -> None:
     async def work() -> None:
         async with await AsyncLLM.start(model, **COMMON) as llm:

@@ -1,7 +1,11 @@
 """Conformance, seen by the official `openai` client over a real socket."""
 
+import json
 import math
+import shutil
+from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from fake_engine import REPLY
@@ -209,6 +213,23 @@ def test_extras(api: openai.OpenAI, tokenizer: Tokenizer) -> None:
     )
     assert chat.choices[0].token_ids == [*ids, tokenizer.eos_ids[0]]
     assert tokenizer.decode(chat.prompt_token_ids, skip_special=False).endswith("assistant\n")
+
+
+def test_end_ids_past_the_vocabulary_are_not_the_users_fault(tiny_folder: Path) -> None:
+    folder = shutil.copytree(tiny_folder, tiny_folder.parent / "padded", dirs_exist_ok=True)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 2, 10**6]}))
+    server = ServerProcess(folder).wait_ready()
+    try:
+        ask = {"model": "tiny", "prompt": "x", "max_tokens": 50}
+        reply = httpx.post(server.url + "/v1/completions", json=ask, timeout=20)
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["choices"][0]["finish_reason"] == "stop"
+        refused = httpx.post(
+            server.url + "/v1/completions", json=ask | {"stop_token_ids": [10**6]}, timeout=20
+        )
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "stop_token_ids"
+    finally:
+        server.end()
 
 
 def test_stop_token_ids_and_min_tokens(api: openai.OpenAI, tokenizer: Tokenizer) -> None:

@@ -160,16 +160,55 @@ def test_shared_offsets_agree_on_every_rank() -> None:
     assert all(f == found[0] for f in found) and found[0][0] > 0
 
 
-def test_update_names_what_is_wrong_before_writing(tmp_path: Path) -> None:
+FP8 = torch.zeros(12, 32).to(torch.float8_e4m3fn)
+WRONG = {
+    "unknown": ({"x": torch.ones(1)}, "no tensor 'x'"),
+    "shape": ({"v": torch.ones(12)}, r"'v' has shape \[12\].* asks for \[12, 32\]"),
+    "int32": ({"v": torch.ones(12, 32, dtype=torch.int32)}, r"'v' is torch\.int32.*wanted float32"),
+    "bool": ({"v": torch.ones(12, 32, dtype=torch.bool)}, r"'v' is torch\.bool"),
+    "complex": ({"v": torch.ones(12, 32, dtype=torch.complex64)}, r"'v' is torch\.complex64"),
+    "lone fp8": ({"v": FP8}, r"'v' is torch\.float8_e4m3fn.* no 'v_scale_inv'"),
+    "lone scale": ({"v_scale_inv": torch.ones(1, 1)}, "no tensor 'v_scale_inv'"),
+    "scale of plain": (
+        {"v": torch.ones(12, 32), "v_scale_inv": torch.ones(1, 1)},
+        "no tensor 'v_scale_inv'",
+    ),
+    "scale shape": ({"v": FP8, "v_scale_inv": torch.ones(2, 1)}, r"needs \[1, 1\]"),
+    "scale dtype": ({"v": FP8, "v_scale_inv": torch.ones(1, 1).int()}, r"\[1, 1\] of torch\.int32"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_update_names_what_is_wrong_before_writing(tmp_path: Path, case: str) -> None:
     tensors = _checkpoint(tmp_path)
     recipes = [_recipe(0, 1)]
     params = load(recipes, 0, SafetensorsReader(tmp_path), torch.bfloat16, Alone())
-    good = {"k": torch.ones(12, 32)}
-    with pytest.raises(ValueError, match="no tensor 'x'"):
-        update(recipes, 0, params, good | {"x": torch.ones(1)}, torch.bfloat16, Alone())
-    with pytest.raises(ValueError, match=r"'v' has shape \[12\], wanted \[12, 32\]"):
-        update(recipes, 0, params, good | {"v": torch.ones(12)}, torch.bfloat16, Alone())
+    given, message = WRONG[case]
+    with pytest.raises(ValueError, match=f"^update_weights: .*{message}"):
+        given = {"k": torch.ones(12, 32), **given}
+        update(recipes, 0, params, given, torch.bfloat16, Alone())
     _check(params, tensors, 0, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.uint8, torch.bool])
+def test_a_file_of_integers_for_floats_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = _checkpoint(tmp_path)
+    save_file(tensors | {"v": torch.ones(12, 32, dtype=dtype)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"'v' is {dtype}.* wanted float32, bfloat16"):
+        load([_recipe(0, 1)], 0, SafetensorsReader(tmp_path), torch.bfloat16, Alone())
+
+
+def test_tables_are_integers(tmp_path: Path) -> None:
+    recipe = (Param("table", (3, 2), (Source("tid2eid", (3, 2)),), dtype="int64"),)
+    table = torch.arange(6, dtype=torch.int32).view(3, 2)
+    save_file({"tid2eid": table}, tmp_path / "a.safetensors")
+    params = load([recipe], 0, SafetensorsReader(tmp_path), torch.bfloat16, Alone())
+    assert params["table"].dtype == torch.int64 and torch.equal(params["table"], table.long())
+    assert load([recipe], 0, DummyReader(0), torch.bfloat16, Alone())["table"].max() == 1
+    for wrong in (table.float() + 0.5, table.bool()):
+        with pytest.raises(ValueError, match=r"'tid2eid' is .* wanted int64 or int32"):
+            update([recipe], 0, params, {"tid2eid": wrong}, torch.bfloat16, Alone())
+    assert torch.equal(params["table"], table.long())
 
 
 def test_dummy_slices_are_slices_of_one_tensor() -> None:

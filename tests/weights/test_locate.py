@@ -138,6 +138,15 @@ def test_config_of_a_folder_adds_generation_ends(tmp_path: Path) -> None:
     assert read_config(tmp_path) == {"eos_token_id": 1, "a": 2}
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 5]}))
     assert read_config(tmp_path) == {"eos_token_id": [1, 5], "a": 2}
+    for file in ("generation_config.json", "config.json"):
+        for wrong in ([[1]], "</s>", [True], 1.5):
+            (tmp_path / file).write_text(json.dumps({"eos_token_id": wrong}))
+            with pytest.raises(ValueError, match=rf"/{file}: eos_token_id: wanted an integer"):
+                read_config(tmp_path)
+    for damage in (b"\xff\xff", b"[" * 100_000):
+        (tmp_path / "config.json").write_bytes(damage)
+        with pytest.raises(ValueError, match=r"/config\.json: not readable as JSON"):
+            read_config(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\x00"])

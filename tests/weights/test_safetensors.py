@@ -123,19 +123,34 @@ def test_truncated_file(tmp_path: Path, keep: int) -> None:
         b'{"w":{"dtype":"X9","shape":[2],"data_offsets":[0,8]}}',
         b'{"w":{"dtype":"F32","shape":[-1],"data_offsets":[0,-4]}}',
         b"\xff\xfe",
+        b'{"w":{"dtype":"F32","shape":"ab","data_offsets":[0,8]}}',
+        b'{"w":{"dtype":"F32","shape":"2","data_offsets":[0,8]}}',
+        b'{"w":{"dtype":"F32","shape":[2.5],"data_offsets":[0,8]}}',
+        b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4,8]}}',
+        b'{"w":{"dtype":["F32"],"shape":[2],"data_offsets":[0,8]}}',
+        b'{"w":{"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,8]}}',
+        b'{"w":' * 100_000,
     ],
+    ids=range(14),
 )
 def test_damaged_header(tmp_path: Path, header: bytes) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(ValueError, match=r"model\.safetensors"):
+    with pytest.raises(ValueError, match=r"model\.safetensors: "):
         SafetensorsReader(tmp_path)
 
 
-def test_damaged_index_and_index_that_reaches_out(tmp_path: Path) -> None:
-    (tmp_path / INDEX).write_text("{}")
-    with pytest.raises(ValueError, match="weight_map"):
+@pytest.mark.parametrize(
+    "content", [b"{}", b"\xff\xff", b"[]", b'{"weight_map":{"w":[]}}', b"[" * 100_000],
+    ids=range(5),
+)  # fmt: skip
+def test_damaged_index(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / INDEX).write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json: "):
         SafetensorsReader(tmp_path)
+
+
+def test_index_that_reaches_out(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"w": "../x.safetensors"}}))
     with pytest.raises(ValueError, match="outside its folder"):
         SafetensorsReader(tmp_path)
@@ -174,6 +189,20 @@ def test_mxfp4_experts_equal_transformers(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has shape \[3, 128, 10\]"):
         reader.read(Source(name, (3, 128, 12)))
 
+    packed = {part: tensors[part] for part in (f"{name}_blocks", f"{name}_scales")}
+    given = reader.given()(packed)
+    assert list(given.names()) == [name]
+    assert torch.equal(given.read(Source(name, (3, 128, 10))), wanted)
+    wrong = {
+        "scales' is absent": {f"{name}_blocks": blocks},
+        "scales' has shape": packed | {f"{name}_scales": scales[:2]},
+        "blocks' is torch.float32": packed | {f"{name}_blocks": blocks.float()},
+    }
+    for message, part in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            reader.given()(part).shape(name)
+    assert list(reader.given()({f"{name}_scales": scales}).names()) == [f"{name}_scales"]
+
 
 def test_deepseek_v4_saved_by_transformers_has_released_names(tmp_path: Path) -> None:
     saved = ["model.embed_tokens.weight", "model.layers.0.attn.norm.weight", "model.norm.weight",
@@ -188,6 +217,9 @@ def test_deepseek_v4_saved_by_transformers_has_released_names(tmp_path: Path) ->
     assert sorted(reader.names()) == sorted(wanted)
     for i, name in enumerate(wanted):
         assert reader.read(Source(name, (2,))).tolist() == [i, i]
+    ones = torch.ones(2)
+    given = reader.given()({"hc_head_base": ones, "model.layers.0.attn.norm.weight": ones})
+    assert sorted(given.names()) == ["hc_head_base", "layers.0.attn.kv_norm.weight"]
 
 
 @pytest.mark.parametrize(

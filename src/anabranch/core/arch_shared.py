@@ -146,11 +146,12 @@ def arch_of(
     mlp_bias = f.flag("mlp_bias", False)
     if mlp_bias and family != "llama":
         raise ValueError(f"mlp_bias is not supported by {family}; wanted false")
+    vocab = f.integer("vocab_size")
     return Arch(
         family=family,
         hidden=f.integer("hidden_size"),
         layers=f.integer("num_hidden_layers"),
-        vocab=f.integer("vocab_size"),
+        vocab=vocab,
         ffn_width=f.integer(width),
         eps=f.number("rms_norm_eps", 1e-6),
         rope=rope,
@@ -161,7 +162,8 @@ def arch_of(
         mlp_bias=mlp_bias,
         max_len=f.integer("max_position_embeddings"),
         dtype=dtype,
-        eos_ids=f.integers("eos_token_id"),
+        # some releases list ends of a padded vocabulary, or -1: no row of the head draws them
+        eos_ids=tuple(end for end in f.integers("eos_token_id", -(2**31)) if 0 <= end < vocab),
     )
 
 

@@ -96,10 +96,10 @@ class Fields:
             raise self._wrong(name, "a list of strings")
         return tuple(value)
 
-    def integers(self, name: str) -> tuple[int, ...]:
+    def integers(self, name: str, minimum: int = 0) -> tuple[int, ...]:
         """One integer or a list of them; absent is none."""
         value = self._data.get(name)
         found = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in found):
-            raise self._wrong(name, "an integer or a list of integers, none negative")
+        if not all(isinstance(v, int) and not isinstance(v, bool) and v >= minimum for v in found):
+            raise self._wrong(name, f"an integer or a list of integers, none under {minimum}")
         return tuple(found)

@@ -5,7 +5,8 @@ Owns the meaning and limits of every request field. `SamplingParams.check` is ca
 tensors.
 """
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 
 MAX_TOKENS_LIMIT = 2**31 - 1
@@ -51,6 +52,15 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+
+    def with_ends(self, ends: Iterable[int], vocab_size: int) -> "SamplingParams":
+        """The tokenizer's end ids become stop ids, but for those past the model's vocabulary: they
+        are never drawn. Unchanged with `ignore_eos`.
+        """
+        if self.ignore_eos:
+            return self
+        possible = (end for end in ends if 0 <= end < vocab_size)
+        return replace(self, stop_ids=tuple(dict.fromkeys((*self.stop_ids, *possible))))
 
     def check(self, vocab_size: int | None = None) -> "SamplingParams":
         """Return self, or raise FieldError naming the first field that cannot be served."""

@@ -9,7 +9,6 @@ import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
@@ -56,9 +55,8 @@ class _Texts:
             ids = [int(token) for token in prompt]
         if sampling.stop:
             self._need()
-        if self.tokenizer is not None and not sampling.ignore_eos:
-            ends = dict.fromkeys((*sampling.stop_ids, *self.tokenizer.eos_ids))
-            sampling = replace(sampling, stop_ids=tuple(ends))
+        if self.tokenizer is not None:
+            sampling = sampling.with_ends(self.tokenizer.eos_ids, ready.vocab_size)
         request = Request(self.new_id(), tuple(ids), sampling)
         return request.check(ready.vocab_size, ready.max_model_len)
 
@@ -179,13 +177,20 @@ class LLM(AbstractContextManager["LLM"]):
     def update_weights(self, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Write whole checkpoint tensors, by released name, in place on every rank.
 
-        The next step of every phase sees them; cached prefixes are forgotten. ValueError, with
-        nothing written, for unknown names and wrong shapes.
+        Tensors may share memory. Packed ones come with their scales, as released. The next step of
+        every phase sees them; cached prefixes are forgotten. ValueError, with nothing written, for
+        unknown names, wrong shapes, packed floats without scales, and integers for floats.
         """
         from safetensors.torch import save
 
-        payload = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-        self._port.control("update_weights", payload)
+        apart: dict[str, torch.Tensor] = {}
+        memories: set[int] = set()
+        for name, tensor in tensors.items():  # the format has no shared memory
+            whole = tensor.contiguous()
+            memory = whole.untyped_storage().data_ptr()
+            apart[name] = whole.clone() if memory in memories else whole
+            memories.add(memory)
+        self._port.control("update_weights", save(apart))
 
     def stats(self) -> Stats:
         return self._port.stats()

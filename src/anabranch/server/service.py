@@ -228,7 +228,8 @@ class Service:
             await asyncio.sleep(0)  # many long prompts do not hold up others' requests
             for i in range(ask.n):
                 index = p * ask.n + i
-                request = Request(f"{id}-{index}", prompt.ids, self._sampling(ask, i), ask.timeout)
+                sampling = self._sampling(ask, i, engine.ready.vocab_size)
+                request = Request(f"{id}-{index}", prompt.ids, sampling, ask.timeout)
                 try:
                     request.check(engine.ready.vocab_size, engine.ready.max_model_len)
                 except FieldError as error:
@@ -246,12 +247,9 @@ class Service:
                 )
         return Job(id, ask, prompts, tuple(choices))
 
-    def _sampling(self, ask: Ask, choice: int) -> SamplingParams:
-        """The model's own end tokens become stop ids; choices get different seeds."""
-        sampling = ask.sampling
-        if not sampling.ignore_eos:
-            ids = dict.fromkeys((*sampling.stop_ids, *self.tokenizer.eos_ids))
-            sampling = replace(sampling, stop_ids=tuple(ids))
+    def _sampling(self, ask: Ask, choice: int, vocab_size: int) -> SamplingParams:
+        """The tokenizer's end tokens become stop ids; choices get different seeds."""
+        sampling = ask.sampling.with_ends(self.tokenizer.eos_ids, vocab_size)
         if sampling.seed is not None and choice:
             seed = (sampling.seed + choice + 2**63) % 2**64 - 2**63
             sampling = replace(sampling, seed=seed)

@@ -13,7 +13,7 @@ def read_json(path: Path) -> dict[str, object]:
         value = json.loads(path.read_text())
     except FileNotFoundError as e:
         raise ValueError(f"{path}: no such file") from e
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+    except (OSError, ValueError, RecursionError) as e:  # not UTF-8, not JSON, or nested too deep
         raise ValueError(f"{path}: not readable as JSON: {e}") from e
     if not isinstance(value, dict):
         raise ValueError(f"{path}: wanted a JSON object, found {type(value).__name__}")
@@ -28,15 +28,22 @@ def read_config(path: Path) -> dict[str, object]:
     if path.is_file():
         return released_config(GGUFFile(path))
     config = read_json(path / "config.json")
-    if (path / "generation_config.json").is_file():
-        more = read_json(path / "generation_config.json").get("eos_token_id")
-        ends = [*_listed(config.get("eos_token_id")), *_listed(more)]
+    ends = _ends(path / "config.json", config)
+    more = path / "generation_config.json"
+    if more.is_file():
+        ends += _ends(more, read_json(more))
         config["eos_token_id"] = list(dict.fromkeys(ends))
     return config
 
 
-def _listed(value: object) -> list[object]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+def _ends(file: Path, facts: dict[str, object]) -> list[int]:
+    value = facts.get("eos_token_id")
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    ends = [end for end in found if type(end) is int]
+    if len(ends) < len(found):
+        wanted = "an integer or a list of integers"
+        raise ValueError(f"{file}: eos_token_id: wanted {wanted}, found {value!r}")
+    return ends
 
 
 def quant_method(config: dict[str, object]) -> str | None:

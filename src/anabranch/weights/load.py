@@ -7,14 +7,15 @@ Knows no checkpoint format and no model.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from anabranch.weights.readers.base import Reader, check_source, cut, whole_ranges
+from anabranch.weights.readers.base import Given, Reader, check_source, whole_ranges
+from anabranch.weights.readers.entries import TensorsReader
 from anabranch.weights.recipe import Param, Recipe, Source, Transform
 from anabranch.weights.share import ALIGN, Share, aborting, private_arena
 
@@ -110,6 +111,19 @@ def _parts(param: Param, tensor: torch.Tensor) -> Iterator[tuple[Source, torch.T
     )
 
 
+def _check(source: Source, dtype: torch.dtype, reader: Reader, where: str) -> None:
+    """ValueError unless the tensor has the source's shape and numbers of the parameter's kind."""
+    check_source(source, reader.shape(source.name), where)
+    found = reader.dtype(source.name)
+    floats = dtype.is_floating_point
+    if found.is_floating_point != floats or found.is_complex or found == torch.bool:
+        wanted = "float32, bfloat16, float16, or fp8 with scales" if floats else "int64 or int32"
+        raise ValueError(
+            f"{where}: tensor {source.name!r} is {found}, but the model computes with it as "
+            f"{dtype}; wanted {wanted}"
+        )
+
+
 def _fill(source: Source, out: torch.Tensor, reader: Reader) -> None:
     """Reads `source` into `out`, some rows at a time, so that conversions need little memory."""
     ranges = whole_ranges(source)
@@ -137,6 +151,17 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def _fill_all(parts: Iterable[tuple[Source, torch.Tensor]], reader: Reader) -> None:
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool, _one_thread():
+        filled = [pool.submit(_fill, source, out, reader) for source, out in parts]
+        try:
+            for part in filled:
+                part.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
 def load(
     recipes: Sequence[Recipe],
     rank: int,
@@ -148,13 +173,13 @@ def load(
 
     recipes: one per rank of this host, in rank order; `rank` indexes it. dtype: of parameters that
     name none. share: how the host's ranks hold equal parameters once (`weights.share`). Raises
-    ValueError, from the reader, for tensors that are absent or of another shape.
+    ValueError for tensors that are absent, of another shape, or integers where floats are wanted.
     """
     slots, private_bytes, shared_bytes = plan_slots(recipes, rank, dtype)
     with aborting(share):  # every fault of the checkpoint shows before memory is taken
         for slot in slots:
             for source in slot.param.sources:
-                check_source(source, reader.shape(source.name), "checkpoint")
+                _check(source, slot.dtype, reader, "checkpoint")
     private = private_arena(private_bytes)
     shared = share.arena(shared_bytes)
     params: Params = {}
@@ -162,20 +187,14 @@ def load(
         arena = shared if slot.shared else private
         memory = arena[slot.offset : slot.offset + slot.nbytes]
         params[slot.param.name] = memory.view(slot.dtype).view(slot.param.shape)
-    threads = torch.get_num_threads()
-    with aborting(share), _one_thread(), ThreadPoolExecutor(threads) as pool:
-        parts = [
-            pool.submit(_fill, source, out, reader)
+    with aborting(share):
+        parts = (
+            part
             for slot in slots
             if slot.writer == rank
-            for source, out in _parts(slot.param, params[slot.param.name])
-        ]
-        try:
-            for part in parts:
-                part.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+            for part in _parts(slot.param, params[slot.param.name])
+        )
+        _fill_all(parts, reader)
     share.barrier()
     return params
 
@@ -187,27 +206,29 @@ def update(
     tensors: Mapping[str, torch.Tensor],
     dtype: torch.dtype,
     share: Share,
+    given: Given = TensorsReader,
 ) -> None:
     """Writes checkpoint tensors (whole, by released name) in place into what `load` returned.
 
-    Views of the parameters see the new values. Every rank of the host calls it with the same names.
-    ValueError, before anything is written, for a name no parameter uses or a wrong shape.
+    given: the form they come in, that of the reader which was loaded from. Views of the parameters
+    see the new values. Every rank of the host calls it with the same tensors. ValueError, before
+    anything is written, for a name no parameter uses and for whatever `load` refuses.
     """
+    reader = given(tensors)
+    names = set(reader.names())
+    used = [(s, p) for recipe in recipes for p in recipe for s in p.sources if s.name in names]
+    unknown = names.difference(source.name for source, _ in used)
+    if unknown:
+        raise ValueError(f"update_weights: the model has no tensor {min(unknown)!r}")
+    for source, param in used:
+        _check(source, _dtype(param, dtype), reader, "update_weights")
     slots, _, _ = plan_slots(recipes, rank, dtype)
-    known = {
-        source.name: source.shape for recipe in recipes for p in recipe for source in p.sources
-    }
-    for name, tensor in tensors.items():
-        if name not in known:
-            raise ValueError(f"update_weights: the model has no tensor {name!r}")
-        if tuple(tensor.shape) != known[name]:
-            raise ValueError(
-                f"update_weights: tensor {name!r} has shape {list(tensor.shape)}, "
-                f"wanted {list(known[name])}"
-            )
-    for slot in slots:
-        if slot.writer == rank:
-            for source, out in _parts(slot.param, params[slot.param.name]):
-                if source.name in tensors:
-                    out.copy_(cut(tensors[source.name], whole_ranges(source)).reshape(out.shape))
+    parts = (
+        (source, out)
+        for slot in slots
+        if slot.writer == rank
+        for source, out in _parts(slot.param, params[slot.param.name])
+        if source.name in names
+    )
+    _fill_all(parts, reader)
     share.barrier()

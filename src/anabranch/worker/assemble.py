@@ -116,5 +116,5 @@ def build(
     )  # fmt: skip
     replica = layout.mesh.coord(rank).dp
     leads = rank == layout.mesh.rank(dp=replica)
-    refit = partial(update, recipes, me, weights, dtype=dtype, share=share)
+    refit = partial(update, recipes, me, weights, dtype=dtype, share=share, given=reader.given())
     return Worker(rank, replica, leads, model, pool, seats, inputs, Sampler(), refit, written)

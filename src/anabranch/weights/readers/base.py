@@ -3,7 +3,7 @@
 Owns the checks and the slicing that all formats share. Knows no file format and no rank.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import torch
@@ -30,9 +30,16 @@ class Reader(Protocol):
         """The slice, of shape `source.local_shape`: a view of the file's pages where possible."""
         ...
 
+    def given(self) -> "Given":
+        """Makes readers of tensors in memory that have this checkpoint's form; holds no file."""
+        ...
+
     def release(self) -> None:
         """Lets go of file pages read so far (they can be read again)."""
         ...
+
+
+Given = Callable[[Mapping[str, torch.Tensor]], Reader]
 
 
 def whole_ranges(source: Source) -> tuple[Range, ...]:

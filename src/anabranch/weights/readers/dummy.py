@@ -10,8 +10,11 @@ from collections.abc import Collection
 
 import torch
 
-from anabranch.weights.readers.base import whole_ranges
+from anabranch.weights.readers.base import Given, whole_ranges
+from anabranch.weights.readers.entries import TensorsReader
 from anabranch.weights.recipe import Source
+
+_TABLE = "tid2eid"  # experts of a token id: integers, all different
 
 
 def _wrap(value: int) -> int:
@@ -28,7 +31,7 @@ def _mix(x: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 class DummyReader:
-    """Reader of every tensor a recipe can name; `names` is therefore empty. dtype is float32."""
+    """Reader of every tensor a recipe can name; `names` is therefore empty."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -40,7 +43,7 @@ class DummyReader:
         return None
 
     def dtype(self, name: str) -> torch.dtype:
-        return torch.float32
+        return torch.int64 if name.endswith(_TABLE) else torch.float32
 
     def read(self, source: Source) -> torch.Tensor:
         assert math.prod(source.shape) < 2**32, f"{source.name}: more than 2^32 elements"
@@ -49,7 +52,7 @@ class DummyReader:
         for size, (start, stop) in zip(source.shape, whole_ranges(source), strict=True):
             stride //= max(size, 1)
             index = index.unsqueeze(-1) + torch.arange(start, stop) * stride
-        if source.name.endswith("tid2eid"):  # experts of a token id: all different
+        if source.name.endswith(_TABLE):
             return index % source.shape[-1]
         key = zlib.crc32(f"{self._seed}/{source.name}".encode())
         noise = _mix(index.to(torch.int32), key).float().mul_(3**0.5 / 2**31)  # variance 1
@@ -57,6 +60,9 @@ class DummyReader:
             return noise.mul_(1.0 / math.sqrt(source.shape[-1]))
         norm = source.name.endswith("norm.weight")
         return noise.mul_(0.1).add_(1.0) if norm else noise.mul_(0.02)
+
+    def given(self) -> Given:
+        return TensorsReader
 
     def release(self) -> None:
         return

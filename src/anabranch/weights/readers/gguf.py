@@ -11,7 +11,8 @@ import torch
 
 from anabranch.weights.gguf_file import TYPES, GGUFFile, GGUFTensor
 from anabranch.weights.gguf_names import architecture, released_name
-from anabranch.weights.readers.base import check_source, cut, whole_ranges
+from anabranch.weights.readers.base import Given, check_source, cut, whole_ranges
+from anabranch.weights.readers.entries import TensorsReader
 from anabranch.weights.recipe import Source
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -134,6 +135,9 @@ class GGUFReader:
                 f"{self._file.path}: {name!r} has {count} rows, not a multiple of 2 x {heads}"
             )
         return torch.arange(count).view(heads, -1, 2).transpose(1, 2).reshape(count)
+
+    def given(self) -> Given:
+        return TensorsReader
 
     def release(self) -> None:
         self._file.map.madvise(mmap.MADV_DONTNEED)

@@ -5,11 +5,11 @@ NAME_blocks [E, out, in / 32, 16] holds two 4-bit floats a byte (low half first)
 unpacked release has it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 
-from anabranch.weights.readers.base import Reader, check_source, cut, whole_ranges
+from anabranch.weights.readers.base import Given, Reader, check_source, cut, whole_ranges
 from anabranch.weights.recipe import Source
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
@@ -22,10 +22,10 @@ class Mxfp4Reader:
 
     def __init__(self, inner: Reader) -> None:
         self._inner = inner
-        ends = (_BLOCKS, _SCALES)
-        names = list(inner.names())
+        names = set(inner.names())
         self._packed = {n.removesuffix(_BLOCKS) for n in names if n.endswith(_BLOCKS)}
-        self._names = [n for n in names if not n.endswith(ends)] + sorted(self._packed)
+        parts = {name + end for name in self._packed for end in (_BLOCKS, _SCALES)}
+        self._names = sorted(names - parts | self._packed)
         self._values = torch.tensor([*_E2M1, *(-v for v in _E2M1)])
 
     def names(self) -> Collection[str]:
@@ -37,6 +37,12 @@ class Mxfp4Reader:
         found = self._inner.shape(name + _BLOCKS)
         if found is None or len(found) != 4 or found[3] * 2 != _GROUP:
             raise ValueError(f"tensor {name + _BLOCKS!r} has shape {found}, wanted [E, out, n, 16]")
+        scales = self._inner.shape(name + _SCALES)
+        if scales != found[:3]:
+            raise ValueError(f"tensor {name + _SCALES!r} has shape {scales}, wanted {found[:3]}")
+        for part in (name + _BLOCKS, name + _SCALES):
+            if self._inner.dtype(part) != torch.uint8:
+                raise ValueError(f"tensor {part!r} is {self._inner.dtype(part)}, wanted uint8")
         return found[0], found[2] * _GROUP, found[1]
 
     def dtype(self, name: str) -> torch.dtype:
@@ -57,6 +63,14 @@ class Mxfp4Reader:
         numbers = torch.ldexp(self._values[halves], scales.int().unsqueeze(-1) - 127)
         kept = (top - groups[0] * _GROUP, bottom - groups[0] * _GROUP)
         return cut(numbers.flatten(2), ((0, len(blocks)), (0, blocks.shape[1]), kept)).mT
+
+    def given(self) -> Given:
+        inner = self._inner.given()
+
+        def made(tensors: Mapping[str, torch.Tensor]) -> Reader:
+            return Mxfp4Reader(inner(tensors))
+
+        return made
 
     def release(self) -> None:
         self._inner.release()

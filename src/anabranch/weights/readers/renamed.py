@@ -1,10 +1,10 @@
 """Checkpoints that transformers saved under other names than the release, read by the latter."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 
-from anabranch.weights.readers.base import Reader
+from anabranch.weights.readers.base import Given, Reader
 from anabranch.weights.recipe import Source
 
 
@@ -23,6 +23,7 @@ class RenamedReader:
 
     def __init__(self, inner: Reader, released: Callable[[str], str]) -> None:
         self._inner = inner
+        self._released = released
         self._found = {released(name): name for name in inner.names()}
 
     def names(self) -> Collection[str]:
@@ -37,6 +38,14 @@ class RenamedReader:
     def read(self, source: Source) -> torch.Tensor:
         found = self._found.get(source.name, source.name)
         return self._inner.read(Source(found, source.shape, source.ranges))
+
+    def given(self) -> Given:
+        inner, released = self._inner.given(), self._released
+
+        def made(tensors: Mapping[str, torch.Tensor]) -> Reader:
+            return RenamedReader(inner(tensors), released)
+
+        return made
 
     def release(self) -> None:
         self._inner.release()
