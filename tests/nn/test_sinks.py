@@ -70,7 +70,7 @@ def _segment(stripes: Stripes, stripe: int) -> tuple[Tensor, Tensor, SegmentInpu
                 pool[slot] = entries[t, position]
     fresh = torch.stack([entries[t, n - 1] for t, n in enumerate(LENGTHS)])
     where = Paged(
-        table, torch.tensor(lens, dtype=torch.int32), stripes.local_page, {},
+        table, {0: torch.tensor(lens, dtype=torch.int32)}, stripes.local_page, {},
         torch.tensor(rows, dtype=torch.int64), torch.tensor(slots, dtype=torch.int64),
         counts=(len(LENGTHS),),
     )  # fmt: skip
@@ -141,12 +141,19 @@ def test_padded_heads_with_zero_sinks_reach_no_result(provider: str) -> None:
     pool = pool.nan_to_num(0.5)
     heads = torch.arange(HEADS, dtype=torch.int32) * KV_HEADS // HEADS
     want = bound.attend_paged_gqa(
-        q, pool, where.page_table, where.lens, page_slots=PAGE, kv_map=heads, scale=0.25, sink=sinks
+        q,
+        pool,
+        where.page_table,
+        where.lens[0],
+        page_slots=PAGE,
+        kv_map=heads,
+        scale=0.25,
+        sink=sinks,
     )
     pad = 16 - HEADS
     got = bound.attend_paged_gqa(
         torch.cat((q, q.new_zeros(len(q), pad, WIDTH)), dim=1),
-        pool, where.page_table, where.lens, page_slots=PAGE,
+        pool, where.page_table, where.lens[0], page_slots=PAGE,
         kv_map=torch.cat((heads, heads.new_zeros(pad))), scale=0.25,
         sink=torch.cat((sinks, sinks.new_zeros(pad))),
     )  # fmt: skip

@@ -106,9 +106,9 @@ def _transport(a: Ask) -> tuple[str, Numbers] | None:
 
 @check("unknown_debug_switch")
 def _unknown_debug(a: Ask) -> tuple[str, Numbers] | None:
-    unknown = a.config.debug_switches - {"poison", "trace", "checksum"}
+    unknown = a.config.debug_switches - {"poison", "trace", "checksum", "pad"}
     if unknown:
-        return f"--debug knows poison, trace and checksum, not {_listed(sorted(unknown))}.", {}
+        return f"--debug knows poison, trace, checksum and pad, not {_listed(sorted(unknown))}.", {}
     return None
 
 

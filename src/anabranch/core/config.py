@@ -99,7 +99,7 @@ class EngineConfig:
     load_format: Choice = _flag("auto", "auto, or dummy random weights", "auto", "dummy")
     seed: int = _flag(0, "of dummy weights and of requests that name none")
     # debugging
-    debug: str = _flag("", "comma list of poison, trace, checksum")
+    debug: str = _flag("", "comma list of poison, trace, checksum, pad")
     debug_dir: str | None = _flag(None, "where traces are written")
     ops: Choice = _flag("auto", "provider of ops", "auto", "reference", "cpp")
 

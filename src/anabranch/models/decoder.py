@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from anabranch.kv.pool import Pool
+from anabranch.nn.attention.kernel import Kernel
 from anabranch.nn.boundary import Add, Combine, enter_attn, leave_attn
 from anabranch.nn.norm import RMSNorm
 from anabranch.nn.rotary import Angles, Rotary
@@ -18,6 +19,11 @@ from anabranch.nn.vocab import Embedding, Head
 
 
 class Attention(Protocol):
+    @property
+    def in_place(self) -> Kernel:
+        """The kernel that reads the pool where it lies."""
+        ...
+
     def __call__(self, x: Tensor, pool: Tensor, seg: SegmentInputs, angles: Angles) -> Tensor: ...
 
 
@@ -82,6 +88,10 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             x = layer(x, step, pool.layer(index), angles)
         return x
+
+    def pad_lens(self) -> frozenset[int]:
+        """What the kernels now in use want a padded row to see."""
+        return frozenset(layer.attn.in_place.pad_len for layer in self.layers)
 
     def logits(self, x: Tensor, step: StepInputs) -> Tensor:
         """Residual rows -> fp32 [n, vocab] of the own replica's picked rows, in plan order."""

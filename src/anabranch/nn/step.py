@@ -47,14 +47,14 @@ class Block:
 class Paged:
     """Queries read this rank's pool in place: local entries per query row.
 
-    page_table int32 [T, pages], lens int32 [T]; starts: per sliding window, first visible int32
-    [T].
+    page_table int32 [T, pages]. lens: per `pad_len` of a kernel, visible entries int32 [T]; these
+    differ in padded rows alone. starts: per sliding window, first visible int32 [T].
     write_rows, write_slots: the fresh entries this rank stores (rows None: all) and where.
     counts: fresh entries of each cp rank, where these differ.
     """
 
     page_table: Tensor
-    lens: Tensor
+    lens: Mapping[int, Tensor]
     local_page: int
     starts: Mapping[int, Tensor]
     write_rows: Tensor | None

@@ -99,19 +99,21 @@ def build(
     model = kin.load_builder()(
         arch, places[rank], bound, weights, groups.along, device, run.max_model_len + 1
     ).decoder()
+    pad_page = run.kv_pages if "pad" in run.config.debug_switches else None
+    pages = run.kv_pages + (pad_page is not None)
     spec = KvSpec(
-        arch.layers, run.kv_width, run.kv_pages, layout.stripes.local_page,
+        arch.layers, run.kv_width, pages, layout.stripes.local_page,
         getattr(torch, run.kv_dtype),
     )  # fmt: skip
     poison = "poison" in run.config.debug_switches
     pool = Pool(spec, device, poison)
     longest = -(-run.max_model_len // layout.stripes.page)
-    seats = Seats.make(run.config.max_running, longest, device)
+    seats = Seats.make(run.config.max_running, longest, device, pad_page)
     inputs = InputMaker(
         layout, own, rank, groups.along, device,
         BlockMaker(own, rank, run.config.workspace_tokens, device),
         row_moves(layout.row_moves, bound.copy_rows, layout.costs, poison),
-        arch.hidden * dtype.itemsize,
+        arch.hidden * dtype.itemsize, model.pad_lens,
         arch.windows, arch.moe is not None and arch.moe.hash_layers > 0,
     )  # fmt: skip
     replica = layout.mesh.coord(rank).dp

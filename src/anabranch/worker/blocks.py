@@ -77,6 +77,13 @@ class BlockMaker:
         slots = self.index(self.slots(seat[rows], position[rows], seats))
         return (None if len(rows) == len(mine) else self.index(rows)), slots
 
+    def everywhere(self, seat: Ints, position: Ints, seats: Seats, pad: int) -> Tensor:
+        """Slots of all rows, as a step of a fixed size stores them: rows that this rank does not
+        keep go to the page of the seat `pad`."""
+        mine = self.own.stripes.stripe_of(position) == self.own.stripe(self.rank)
+        kept, at = np.where(mine, seat, pad), np.where(mine, position, 0)
+        return self.index(self.slots(kept, at, seats))
+
     def gathered(self, view: SegmentView, cp: int, seats: Seats) -> Block:
         """Entries of all cp ranks at once, put into plan order: chunk by chunk, ascending."""
         to_plan = np.argsort(view.order)

@@ -5,7 +5,7 @@ entries are brought where, what is stored, how long each row's local stripe is) 
 once a step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +32,8 @@ from anabranch.worker.seats import Seats
 @dataclass(frozen=True)
 class InputMaker:
     """Makes inputs for one rank. row_form: how rows travel into the FFN and back. row_bytes: of a
-    row between blocks. windows: the distinct sliding windows of the layers. row_ids: a router asks
-    for the rows' token ids."""
+    row between blocks. pad_lens: what kernels now want padded rows to see. windows: the distinct
+    sliding windows of the layers. row_ids: a router asks for the rows' token ids."""
 
     layout: Layout
     own: Ownership
@@ -43,11 +43,12 @@ class InputMaker:
     blocks: BlockMaker
     row_form: RowForm
     row_bytes: int
+    pad_lens: Callable[[], Collection[int]]
     windows: tuple[int, ...] = ()
     row_ids: bool = False
 
     def make(self, plan: StepPlan, seats: Seats) -> StepInputs:
-        rows = step_rows(self.layout, plan)
+        rows = step_rows(self.layout, plan, seats.pad)
         residual = RESIDUAL[self._residual(rows)]
         segments, ids, embed, low = [], [], [], 0
         for seg in rows.segments:
@@ -172,15 +173,21 @@ class InputMaker:
         stripes, stripe = self.own.stripes, self.own.stripe(self.rank)
         seen = view.position[mine] + 1
         lens = stripes.local_len(seen, stripe)
+        padded, pad_lens = view.seat[mine] == seats.pad, self.pad_lens()
+        assert all(0 <= n <= 1 for n in pad_lens), f"{pad_lens}: padding stores one entry"
         most = max(1, -(-int(lens.max(initial=0)) // stripes.local_page))
         starts = None
         if self.windows:
             hidden = {w: np.maximum(seen - w, 0) for w in self.windows}
             starts = {w: self._int32(stripes.local_len(h, stripe)) for w, h in hidden.items()}
-        rows, slots = self.blocks.stored(view.seat, view.position, seats)
+        if seats.pad is None:
+            rows, slots = self.blocks.stored(view.seat, view.position, seats)
+        else:
+            rows = None
+            slots = self.blocks.everywhere(view.seat, view.position, seats, seats.pad)
         return Paged(
             page_table=self._int32(seats.pages[view.seat[mine], :most]),
-            lens=self._int32(lens),
+            lens={n: self._int32(np.where(padded, n, lens)) for n in pad_lens},
             local_page=stripes.local_page,
             starts=starts or {},
             write_rows=rows,

@@ -85,23 +85,47 @@ class StepRows:
         return even_split(mesh, [sum(s.local(r, DP) for s in splits) for r in leads])
 
 
-def step_rows(layout: Layout, plan: StepPlan) -> StepRows:
-    """Lay out the rows of a plan. Phases without a row on any replica have no segment."""
+def bucket(rows: int) -> int:
+    """The padded size of `rows` >= 1 rows: a power of two."""
+    return 1 << (rows - 1).bit_length()
+
+
+def step_rows(layout: Layout, plan: StepPlan, pad: int | None = None) -> StepRows:
+    """Lay out the rows of a plan. Phases without a row on any replica have no segment.
+
+    pad: the seat of padded rows. Given it, a step that is decode on every replica has one bucket of
+    rows on each of them.
+    """
     phases = [p for p in Phase if any(r.chunks(p).rows for r in plan.replicas)]
+    chunks = {p: [r.chunks(p) for r in plan.replicas] for p in phases}
+    if pad is not None and phases == [Phase.DECODE]:
+        size = bucket(max(c.rows for c in chunks[Phase.DECODE]))
+        chunks[Phase.DECODE] = [_padded(c, size - c.rows, pad) for c in chunks[Phase.DECODE]]
     bases: dict[Phase, list[int]] = {p: [] for p in phases}
     wanted, at = [], 0
-    for replica in plan.replicas:
+    for replica in range(len(plan.replicas)):
         for phase in phases:
-            chunks = replica.chunks(phase)
-            flags = np.zeros(chunks.rows, bool)
-            flags[chunks.logit_rows] = True
+            here = chunks[phase][replica]
+            flags = np.zeros(here.rows, bool)
+            flags[here.logit_rows] = True
             wanted.append(flags)
             bases[phase].append(at)
-            at += chunks.rows
-    segments = tuple(
-        _segment(layout, p, [r.chunks(p) for r in plan.replicas], bases[p]) for p in phases
-    )
+            at += here.rows
+    segments = tuple(_segment(layout, p, chunks[p], bases[p]) for p in phases)
     return StepRows(layout, segments, np.concatenate(wanted) if wanted else np.zeros(0, bool))
+
+
+def _padded(chunks: Chunks, rows: int, seat: int) -> Chunks:
+    """`rows` chunks of one row are added, which nobody reads: token 0 at position 0 of `seat`."""
+    zeros, flags = np.zeros(rows, np.int32), np.zeros(rows, np.uint8)
+    return Chunks(
+        seat=np.append(chunks.seat, zeros + np.int32(seat)),
+        start=np.append(chunks.start, zeros),
+        count=np.append(chunks.count, zeros + np.int32(1)),
+        tokens=np.append(chunks.tokens, zeros),
+        logits=np.append(chunks.logits, flags),
+        sample=np.append(chunks.sample, flags),
+    )
 
 
 def _segment(

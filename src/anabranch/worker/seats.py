@@ -15,18 +15,26 @@ from anabranch.core.plan import Join, ReplicaPlan
 
 @dataclass
 class Seats:
-    """The seats of this rank's replica. pages: int32 [seats, most pages of a sequence]."""
+    """The seats of this rank's replica. pages: int32 [seats, most pages of a sequence].
+
+    pad: the seat of padded rows, whose page holds nothing live; None if steps are not padded.
+    """
 
     pages: NDArray[np.int32]
     filled: NDArray[np.int32]
     tokens: torch.Tensor
     joined: dict[int, Join]
+    pad: int | None = None
     next_number: int = 0
 
     @staticmethod
-    def make(seats: int, pages: int, device: torch.device) -> "Seats":
-        tokens = torch.zeros(seats, dtype=torch.int64, device=device)
-        return Seats(np.zeros((seats, pages), np.int32), np.zeros(seats, np.int32), tokens, {})
+    def make(seats: int, pages: int, device: torch.device, pad_page: int | None = None) -> "Seats":
+        """pad_page: a page that no seat is given; one more seat has it in place of every page."""
+        pad = None if pad_page is None else seats
+        rows = seats if pad_page is None else seats + 1
+        table = np.full((rows, pages), pad_page or 0, np.int32)
+        tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        return Seats(table, np.zeros(rows, np.int32), tokens, {}, pad)
 
     def apply(self, number: int, plan: ReplicaPlan) -> None:
         """Leave, join and append pages, in this order."""

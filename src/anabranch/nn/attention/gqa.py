@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anabranch.core.plan import Phase
 from anabranch.nn.attention.exchange import Exchange
-from anabranch.nn.attention.kernel import GqaKernel
+from anabranch.nn.attention.kernel import Kernel
 from anabranch.nn.linear import Linear
 from anabranch.nn.norm import RMSNorm
 from anabranch.nn.rotary import Angles
@@ -25,7 +25,7 @@ class GqaPhase:
 
     q: Linear
     o: Linear
-    kernel: GqaKernel
+    kernel: Kernel
     exchange: Exchange
     sink: Tensor | None = None
 
@@ -38,6 +38,10 @@ class GqaAttention:
     head_dim: int
     q_norm: RMSNorm | None = None
     k_norm: RMSNorm | None = None
+
+    @property
+    def in_place(self) -> Kernel:
+        return self.phases[Phase.DECODE].kernel
 
     def __call__(self, x: Tensor, pool: Tensor, seg: SegmentInputs, angles: Angles) -> Tensor:
         """x [T, d] -> [T, d], partial along the axes that cut the heads."""

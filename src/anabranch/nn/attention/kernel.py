@@ -5,6 +5,7 @@ are in reach. Both calls return (out [T, H, Dv], lse [T, H] fp32, natural log) a
 sink: their result may be merged, and the sink belongs to the merge.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,21 +17,35 @@ from anabranch.ops import Ops
 
 
 class Kernel(Protocol):
-    """q [T, H, Dq]; entries [S, W] as a layer's pool stores them."""
+    """q [T, H, Dq]; entries [S, W] as a layer's pool stores them.
 
+    Kernels derive from it: one that leaves `pad_len` out cannot be made.
+    """
+
+    @property
+    @abstractmethod
+    def pad_len(self) -> int:
+        """Entries that `paged` is told a padded row sees: 0, or 1 where it cannot do with none.
+
+        Asked in every step, so a kernel made of several answers for the part in use.
+        """
+        ...
+
+    @abstractmethod
     def rows(
         self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Entries at hand, causal by position."""
         ...
 
+    @abstractmethod
     def paged(self, q: Tensor, pool: Tensor, where: Paged) -> tuple[Tensor, Tensor]:
         """This rank's cached entries, as many as `where` says per row."""
         ...
 
 
 @dataclass(frozen=True)
-class GqaKernel:
+class GqaKernel(Kernel):
     """Entries are [2, kv_heads, D]; kv_map int32 [H] gives each query head its KV head."""
 
     ops: Ops
@@ -38,6 +53,7 @@ class GqaKernel:
     head_dim: int
     scale: float
     window: int | None = None
+    pad_len = 0
 
     def rows(
         self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
@@ -50,14 +66,14 @@ class GqaKernel:
 
     def paged(self, q: Tensor, pool: Tensor, where: Paged) -> tuple[Tensor, Tensor]:
         return self.ops.attend_paged_gqa(
-            q, pool, where.page_table, where.lens, page_slots=where.local_page,
+            q, pool, where.page_table, where.lens[self.pad_len], page_slots=where.local_page,
             kv_map=self.kv_map, scale=self.scale,
             start=None if self.window is None else where.starts[self.window],
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class LatentKernel:
+class LatentKernel(Kernel):
     """One entry for all heads, whose first `value` elements are the value.
 
     MLA absorbed: q is [T, H, kv_lora + rope], the value is the latent. Shared KV: the whole entry.
@@ -68,6 +84,7 @@ class LatentKernel:
     value: int
     scale: float
     window: int | None = None
+    pad_len = 0
 
     def rows(
         self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
@@ -80,14 +97,14 @@ class LatentKernel:
 
     def paged(self, q: Tensor, pool: Tensor, where: Paged) -> tuple[Tensor, Tensor]:
         return self.ops.attend_paged_mla(
-            q, pool, where.page_table, where.lens, page_slots=where.local_page,
+            q, pool, where.page_table, where.lens[self.pad_len], page_slots=where.local_page,
             value_width=self.value, scale=self.scale,
             start=None if self.window is None else where.starts[self.window],
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class ExpandedKernel:
+class ExpandedKernel(Kernel):
     """MLA, expanded: keys and values of each head are computed from the latent of the entries.
 
     kv_b [H, nope + v, kv_lora]. Only over rows at hand: a pool is read in absorbed form.
@@ -98,6 +115,7 @@ class ExpandedKernel:
     heads: Tensor
     nope: int
     scale: float
+    pad_len = 0
 
     def rows(
         self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from anabranch.core.plan import Phase
 from anabranch.nn.attention.exchange import Exchange
-from anabranch.nn.attention.kernel import ExpandedKernel, LatentKernel
+from anabranch.nn.attention.kernel import Kernel
 from anabranch.nn.linear import Linear
 from anabranch.nn.norm import RMSNorm
 from anabranch.nn.rotary import Angles
@@ -36,8 +36,8 @@ class MlaPhase:
     w_kc: Tensor
     w_vc: Tensor
     o: Linear
-    latent: LatentKernel
-    expanded: ExpandedKernel
+    latent: Kernel
+    expanded: Kernel
     exchange: Exchange
     expand_from: int | None
 
@@ -51,6 +51,10 @@ class MlaAttention:
     phases: Mapping[Phase, MlaPhase]
     nope: int
     kv_lora: int
+
+    @property
+    def in_place(self) -> Kernel:
+        return self.phases[Phase.DECODE].latent
 
     def __call__(self, x: Tensor, pool: Tensor, seg: SegmentInputs, angles: Angles) -> Tensor:
         """x [T, d] -> [T, d], partial along the axes that cut the heads."""

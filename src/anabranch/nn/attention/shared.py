@@ -16,7 +16,7 @@ from torch import Tensor
 
 from anabranch.core.plan import Phase
 from anabranch.nn.attention.exchange import Exchange
-from anabranch.nn.attention.kernel import LatentKernel
+from anabranch.nn.attention.kernel import Kernel
 from anabranch.nn.linear import Linear
 from anabranch.nn.norm import RMSNorm, unit_rms
 from anabranch.nn.rotary import Angles
@@ -52,7 +52,7 @@ class SharedPhase:
     q: Linear
     o: GroupedOutput
     sink: Tensor
-    kernel: LatentKernel
+    kernel: Kernel
     exchange: Exchange
 
 
@@ -65,6 +65,10 @@ class SharedAttention:
     phases: Mapping[Phase, SharedPhase]
     head_dim: int
     eps: float
+
+    @property
+    def in_place(self) -> Kernel:
+        return self.phases[Phase.DECODE].kernel
 
     def __call__(self, x: Tensor, pool: Tensor, seg: SegmentInputs, angles: Angles) -> Tensor:
         """x [T, d] -> [T, d], partial along the axes that cut the heads."""
