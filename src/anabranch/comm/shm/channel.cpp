@@ -22,19 +22,6 @@ int64_t up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 int64_t down(int64_t n, int64_t unit) { return n / unit * unit; }
 int64_t itemsize(Type type) { return type == Type::f32 ? 4 : 2; }
 
-// memcpy's string instructions read what lies in another core's cache at half the speed of plain loads.
-void copy_bytes(char* __restrict to, const char* __restrict from, int64_t bytes) {
-  typedef long long Part __attribute__((vector_size(16), aligned(1), may_alias));
-  int64_t i = 0;
-  for (; i + 64 <= bytes; i += 64) {
-    const auto* a = reinterpret_cast<const Part*>(from + i);
-    auto* b = reinterpret_cast<Part*>(to + i);
-    const Part p = a[0], q = a[1], r = a[2], s = a[3];
-    b[0] = p, b[1] = q, b[2] = r, b[3] = s;
-  }
-  memcpy(to + i, from + i, bytes - i);
-}
-
 struct CopyJob {
   char* dst;  // memory of this rank, or null
   char* slot;  // the own slot, or null
@@ -43,8 +30,8 @@ struct CopyJob {
 };
 
 void copy_run(const CopyJob& job, int64_t at, int64_t bytes) {
-  if (job.slot) copy_bytes(job.slot + at, job.src + at, bytes);
-  if (job.dst) copy_bytes(job.dst + at, job.src + at, bytes);
+  if (job.slot) memcpy(job.slot + at, job.src + at, bytes);
+  if (job.dst) memcpy(job.dst + at, job.src + at, bytes);
 }
 
 void copy_task(void* context, int, int64_t i) {
