@@ -57,7 +57,7 @@ def token_time(llm: LLM, batch: int, tokens: int) -> float:
 
 def measure(folder: Path, args: argparse.Namespace) -> list[Row]:
     common = {
-        "tp": 2, "attn_cp": 2, "dcp": args.dcp, "load_format": "dummy", "ranks": args.ranks,
+        "tp": 2, "attn_cp": 2, "dcp": args.dcp, "load_format": "dummy", "device": "cpu", "ranks": args.ranks,
         "kv_pages": 64, "prefix_cache": False,
     }  # fmt: skip
     reads = reads_of(EngineConfig(model=str(folder), decode_attn="tp", **common))

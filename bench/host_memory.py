@@ -49,12 +49,14 @@ def pss(pid: int, spans: list[tuple[int, int]]) -> int:
 
 
 def measure(folder: Path) -> dict[str, float]:
-    alone = prepare(EngineConfig(model=str(folder), load_format="dummy", dtype="bfloat16")).run
+    alone = prepare(
+        EngineConfig(model=str(folder), load_format="dummy", device="cpu", dtype="bfloat16")
+    ).run
     (checkpoint,) = weight_bytes(alone)
     with tempfile.TemporaryDirectory() as where:
         os.environ[WHERE] = where
         with LLM(
-            folder, maker="host_memory:TellingMaker", tp=4, attn_dp=4, load_format="dummy",
+            folder, maker="host_memory:TellingMaker", tp=4, attn_dp=4, load_format="dummy", device="cpu",
             dtype="bfloat16", max_model_len=512, threads=1,
         ):  # fmt: skip
             ranks = [

@@ -43,6 +43,7 @@ def worlds(draw: st.DrawFn) -> tuple[SchedulerConfig, list[Request], list[tuple[
         eos_ids=(EOS,),
         prefix_cache=draw(st.booleans()),
         extend_rows=draw(st.sampled_from([0, 2, 8])),
+        reach=draw(st.sampled_from([None, 7, 100])),
         depth=draw(st.sampled_from([1, 2, 3])),
     )
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -297,6 +298,30 @@ def test_long_prefill_does_not_stall_decode() -> None:
     mixed = [p.replicas[0] for p in driver.plans if p.replicas[0].prefill.rows]
     assert len(mixed) > 30 and all(part.decode.rows == 1 for part in mixed[1:])
     assert all(part.rows <= 32 for part in mixed)
+
+
+def test_chunks_of_a_long_prompt_cost_alike_while_others_wait() -> None:
+    """Later chunks are shorter, by what their attention costs, where a decode row waits for them,
+    also one of another replica; alone they have the whole budget."""
+    config = SchedulerConfig(
+        pages=400, replicas=2, page_size=4, max_model_len=1500, prefill_rows=32, reach=200
+    )
+    for watched in (False, True):
+        driver = Driver(config)
+        if watched:
+            driver.scheduler.submit(request("a", [1, 2], ignore_eos=True, max_tokens=120))
+            driver.step()
+        driver.scheduler.submit(request("b", list(range(1000)), max_tokens=1))
+        driver.drain()
+        parts = [part.prefill for plan in driver.plans for part in plan.replicas]
+        chunks = [(int(p.start[0]), int(p.count[0])) for p in parts if p.rows > 2]
+        assert sum(count for _, count in chunks) >= 999 - 8
+        costs = [sum(1 + (s + i) / 200 for i in range(n)) for s, n in chunks[:-1]]
+        if watched:
+            assert max(costs) <= 1.01 * costs[0] and min(costs) >= 0.8 * costs[0]
+            assert chunks[0][1] == 32 and chunks[-2][1] < 8
+        else:
+            assert all(count == 32 for _, count in chunks[:-1])
 
 
 def test_decode_does_not_starve_prefill() -> None:

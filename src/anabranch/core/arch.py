@@ -58,6 +58,11 @@ class GQA:
         """Elements of one layer's projections."""
         return 2 * hidden * self.head_dim * (self.heads + self.kv_heads)
 
+    @property
+    def pair_products(self) -> int:
+        """Multiplications of one row with one cached position in one layer."""
+        return 2 * self.heads * self.head_dim
+
 
 @dataclass(frozen=True)
 class MLA:
@@ -86,6 +91,10 @@ class MLA:
             q = self.q_lora * (hidden + self.heads * head)
         kv = self.entry(1) * hidden + self.kv_lora * self.heads * (self.nope + self.v)
         return q + kv + self.heads * self.v * hidden
+
+    @property
+    def pair_products(self) -> int:
+        return self.heads * (self.nope + self.rope + self.v)
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,10 @@ class SharedKV:
         q = self.q_lora * (hidden + self.heads * self.head_dim)
         o = self.o_lora * (self.heads * self.head_dim + self.o_groups * hidden)
         return q + self.head_dim * hidden + o
+
+    @property
+    def pair_products(self) -> int:
+        return 2 * self.heads * self.head_dim
 
 
 @dataclass(frozen=True)

@@ -52,14 +52,28 @@ def kv_pages(config: EngineConfig, budget: int, page_bytes: int, page: int, leng
 
 def weight_elements(arch: Arch) -> int:
     """Parameters of the whole model, near enough to size memory."""
-    d = arch.hidden
-    mixer = arch.attn.elements(d)
-    total = arch.vocab * d * (1 if arch.tied else 2)
+    outer = arch.vocab * arch.hidden * (1 if arch.tied else 2)
+    return outer + _layer_elements(arch, arch.moe.experts if arch.moe else 0)
+
+
+def attention_reach(arch: Arch) -> int | None:
+    """Cached positions with which a row's attention costs as much as its products with weights.
+
+    Counted in multiplications, over the layers that see every position; None if there are none.
+    """
+    whole = arch.layers - sum(w is not None for w in arch.attn.windows)
+    if not whole:
+        return None
+    row = _layer_elements(arch, arch.moe.top_k if arch.moe else 0)
+    return max(1, row // (whole * arch.attn.pair_products))
+
+
+def _layer_elements(arch: Arch, experts: int) -> int:
+    """Parameters of all layers, with as many routed experts in each of those that have some."""
+    d, moe, total = arch.hidden, arch.moe, arch.layers * arch.attn.elements(arch.hidden)
     for layer in range(arch.layers):
-        moe = arch.moe
         if moe is not None and moe.is_moe(layer):
-            ffn = 3 * d * (moe.experts * moe.width + moe.shared_width) + moe.experts * d
+            total += 3 * d * (experts * moe.width + moe.shared_width) + moe.experts * d
         else:
-            ffn = 3 * d * arch.ffn_width
-        total += mixer + ffn
+            total += 3 * d * arch.ffn_width
     return total

@@ -3,6 +3,7 @@
 import json
 
 from anabranch import __version__
+from anabranch.core.capacity import attention_reach
 from anabranch.core.resolve import RunConfig
 from anabranch.sched import SchedulerConfig
 
@@ -20,6 +21,7 @@ def scheduler_config(run: RunConfig) -> SchedulerConfig:
         vocab_size=run.arch.vocab,
         eos_ids=run.arch.eos_ids,
         prefix_cache=config.prefix_cache,
+        reach=attention_reach(run.arch),
         depth=2 if run.device == "cuda" else 1,
         seed=config.seed,
     )

@@ -94,13 +94,15 @@ class ChunkRows:
 class Draft:
     """A replica's part of plan `number`: plain decode rows as arrays, chunks of known tokens.
 
-    room: rows of known tokens that still fit. held: the sequence that sits this step out, because
+    room: rows of known tokens that still fit. watched: somebody waits for the token of a decode
+    row, on this replica or another. held: the sequence that sits this step out, because
     it will be preempted when its token has arrived.
     """
 
     number: int
     room: int
     held: Sequence | None = None
+    watched: bool = False
     seats: Ints = field(default_factory=lambda: NO_INTS)
     start: Ints = field(default_factory=lambda: NO_INTS)
     prefill: ChunkRows = field(default_factory=ChunkRows)

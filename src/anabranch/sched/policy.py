@@ -4,6 +4,7 @@ Everything here may be changed without touching the bookkeeping in replica.py, a
 changes state.
 """
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -20,6 +21,20 @@ def prefill_share(budget: int, decode_rows: int) -> int:
     Decode rows come first, but never take more than three quarters: prefill always moves on.
     """
     return max(budget - decode_rows, budget // 4, 1)
+
+
+def rows_at(room: int, start: int, reach: int | None) -> int:
+    """Rows from position `start` on that cost as much as `room` rows from the beginning.
+
+    A row over n cached positions costs 1 + n / reach. What a step takes is so the same all along a
+    long prompt; at least one row.
+    """
+    if reach is None or start == 0:
+        return room
+    # rows * (1 + start / reach) + rows^2 / (2 * reach) = room + room^2 / (2 * reach)
+    slope = reach + start
+    rows = math.sqrt(slope * slope + room * (2 * reach + room)) - slope
+    return max(1, min(room, int(rows)))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from anabranch.core.plan import Ints, Join, Phase, ReplicaPlan
 from anabranch.sched.draft import Draft, chunk_of
 from anabranch.sched.pages import PagePool
-from anabranch.sched.policy import Candidate, growth_reserve, prefill_share
+from anabranch.sched.policy import Candidate, growth_reserve, prefill_share, rows_at
 from anabranch.sched.prefix import PrefixCache, extend_hashes
 from anabranch.sched.state import ReplicaFlight, SchedulerConfig, Sequence
 
@@ -178,11 +178,12 @@ class Replica:
 
     def _plan_chunk(self, seq: Sequence) -> None:
         start = int(self._start[seq.seat])
-        chunk = chunk_of(seq, start, self.draft.room, self.config.extend_rows)
+        room = rows_at(self.draft.room, start, self.config.reach if self.draft.watched else None)
+        chunk = chunk_of(seq, start, room, self.config.extend_rows)
         rows = self.draft.prefill if chunk.phase is Phase.PREFILL else self.draft.extend
         end = start + chunk.count
         rows.add(seq, chunk)
-        self.draft.room -= chunk.count
+        self.draft.room -= chunk.count * self.draft.room // room
         self._start[seq.seat] = end
         self._last_plan[seq.seat] = self.draft.number
         if end == len(seq.tokens):

@@ -98,6 +98,9 @@ class Scheduler:
             for seq in replica.plan_decode(self._number, self._applied):
                 self._preemptions += 1
                 self._enqueue(seq)
+        watched = any(len(replica.draft.seats) for replica in self._replicas)
+        for replica in self._replicas:
+            replica.draft.watched = watched
             replica.plan_filling()
         self._place()
         for replica in self._replicas:

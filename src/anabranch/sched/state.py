@@ -19,6 +19,8 @@ class SchedulerConfig:
         policy.prefill_share.
     extend_rows: a prompt's last chunk of at most this many rows, over a prefix at least 8 times as
         long, runs in the decode segment with several rows per request; 0 never does that.
+    reach: cached positions with which a row costs twice what it costs alone; while others decode,
+        later chunks of a long prompt are shorter, so that their steps take no longer. None: never.
     depth: plans that may be under way at once (1: plan, run, apply in turn; 2: CUDA).
     vocab_size: None skips the check of token ids (tests).
     """
@@ -34,6 +36,7 @@ class SchedulerConfig:
     eos_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
     extend_rows: int = 8
+    reach: int | None = None
     depth: int = 1
     seed: int = 0
 
