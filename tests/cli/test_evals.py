@@ -150,3 +150,17 @@ def test_generate_reads_files_and_keeps_order(
     file.write_text('"one"\nnot json\n')
     assert run(f"generate --url http://127.0.0.1:1 --file {file}".split()) == 2
     assert f"{file}:2: not JSON" in capsys.readouterr().err
+    flags = ["--tp", "2", "--page-size", "16"]
+    assert run(["generate", "--url", "http://127.0.0.1:1", "--prompt", "x", *flags]) == 2
+    said = capsys.readouterr().err
+    assert all(flag in said for flag in flags[::2]) and "--url" in said
+
+
+def test_results_that_cannot_be_written_are_refused_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    nowhere = tmp_path / "none" / "out.json"
+    assert run(f"eval arithmetic --url http://127.0.0.1:1 --json {nowhere}".split()) == 2
+    assert f"--json {nowhere}" in capsys.readouterr().err
+    assert run(f"eval arithmetic --url http://127.0.0.1:1 --misses {tmp_path}".split()) == 2
+    assert "--misses" in capsys.readouterr().err

@@ -41,6 +41,16 @@ class Run:
     misses: Path | None = None
     compare: tuple[str, str] | None = None
 
+    def __post_init__(self) -> None:
+        """ValueError unless results can be written where they shall go: before the work, not
+        after it."""
+        for flag, path in (("--json", self.json), ("--misses", self.misses)):
+            try:
+                if path is not None:
+                    path.open("a").close()
+            except OSError as error:
+                raise ValueError(f"{flag} {path}: cannot be written: {error.strerror}") from None
+
 
 @dataclass(frozen=True)
 class Item:

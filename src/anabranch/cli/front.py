@@ -10,11 +10,12 @@ import secrets
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import httpx
 
+from anabranch.cli.flags import flag_name
 from anabranch.core.config import EngineConfig
 from anabranch.engine.early import Early
 from anabranch.server.options import ServeOptions
@@ -90,6 +91,12 @@ async def client(
     if url is not None:
         if config.model is not None:
             raise ValueError("give MODEL or --url, not both")
+        given = [flag_name(f.name) for f in fields(config) if getattr(config, f.name) != f.default]
+        if given:
+            raise ValueError(
+                f"{', '.join(given)}: for a model that is loaded here; the server at --url has "
+                "its own settings"
+            )
         async with _http(url, key) as found:
             yield found
         return
