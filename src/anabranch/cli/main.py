@@ -286,7 +286,7 @@ def app() -> None:
 
 def run(argv: list[str]) -> int:
     """Run one command line; returns the exit code."""
-    as_json = "--json" in argv
+    as_json = "--json" in argv and argv[0] != "eval"  # whose --json is a file's name
     try:
         words = translate(argv)
         if words != argv:
