@@ -1,4 +1,4 @@
-"""Tests that run side by side: one thread each, in the processes they start too; the longest first."""
+"""Tests that run side by side: one thread each, also in what they start; the longest first."""
 
 import os
 

@@ -74,12 +74,17 @@ bool one_run(const Tensor& t) {
   return t.dense(0);
 }
 
-// A dense tensor whose rows are moved whole.
+// A dense tensor whose rows are moved whole; of an input in other strides, a copy.
 struct RowsOf : Tensor {
   int64_t row_bytes;
+  nb::object kept;
 
-  RowsOf(const Reader& reader, nb::handle object, const char* op, const char* name)
+  RowsOf(const Reader& reader, nb::handle object, const char* op, const char* name, bool input = true)
       : Tensor(reader.read(object, op, name)), row_bytes(itemsize()) {
+    if (input && ndim && !one_run(*this)) {
+      kept = object.attr("contiguous")();
+      static_cast<Tensor&>(*this) = reader.read(kept, op, name);
+    }
     need(ndim >= 1 && one_run(*this), "it must be dense and have rows");
     for (int i = 1; i < ndim; ++i) row_bytes *= size(i);
   }
@@ -223,7 +228,7 @@ class Group {
   }
 
   RowsOf output(nb::handle object, const RowsOf& x, const char* op, int64_t rows) const {
-    const RowsOf out(reader_, object, op, "out");
+    const RowsOf out(reader_, object, op, "out", false);
     if (out.row_bytes != x.row_bytes || !out.same_dtype(x) || out.size(0) != rows)
       refuse(op, out.described() + ", " + x.described() + "; out must have " + text(rows) + " of such rows");
     return out;

@@ -23,20 +23,14 @@ int64_t down(int64_t n, int64_t unit) { return n / unit * unit; }
 int64_t itemsize(Type type) { return type == Type::f32 ? 4 : 2; }
 
 struct CopyJob {
-  char* dst;  // memory of this rank, or null
-  char* slot;  // the own slot, or null
-  const char* src;
+  char* to;
+  const char* from;
   int64_t bytes;
 };
 
-void copy_run(const CopyJob& job, int64_t at, int64_t bytes) {
-  if (job.slot) memcpy(job.slot + at, job.src + at, bytes);
-  if (job.dst) memcpy(job.dst + at, job.src + at, bytes);
-}
-
 void copy_task(void* context, int, int64_t i) {
   const CopyJob& job = *static_cast<CopyJob*>(context);
-  copy_run(job, i * kBlock, std::min(kBlock, job.bytes - i * kBlock));
+  memcpy(job.to + i * kBlock, job.from + i * kBlock, std::min(kBlock, job.bytes - i * kBlock));
 }
 
 // The part of [at, at + bytes) that lies in slice r of `unit` bytes: where, and how much.
@@ -112,10 +106,13 @@ void Channel::disagree(const Slice& s, int peer, const std::string& theirs, cons
                mine);
 }
 
-void Channel::move(char* dst, char* slot, const char* src, int64_t bytes) const {
+void Channel::copy(char* to, const char* from, int64_t bytes) const {
   if (!bytes) return;
-  CopyJob job{dst, slot, src, bytes};
-  if (threads_ == 1 || pieces(threads_, bytes) == 1) return copy_run(job, 0, bytes);
+  CopyJob job{to, from, bytes};
+  if (threads_ == 1 || pieces(threads_, bytes) == 1) {
+    memcpy(to, from, bytes);
+    return;
+  }
   run_tasks(threads_, (bytes + kBlock - 1) / kBlock, copy_task, &job);
 }
 
@@ -153,8 +150,9 @@ void Channel::all_gather(const char* x, char* out, const std::vector<Span>& part
   for (int64_t r = 0; r < rounds; ++r) {
     const Slice s = begin("all_gather", kAllGather, total(parts));
     const Span mine = within(parts[me_].bytes, r, slot_);
-    move(out + parts[me_].at + mine.at, slot(me_, s.number), x + mine.at, mine.bytes);
+    copy(slot(me_, s.number), x + mine.at, mine.bytes);
     post(s);
+    copy(out + parts[me_].at + mine.at, x + mine.at, mine.bytes);
     for (int i = 1; i < n_; ++i) {
       const int j = (me_ + i) % n_;
       const Span theirs = within(parts[j].bytes, r, slot_);
@@ -172,7 +170,7 @@ void Channel::reduce_scatter(Type type, const char* x, char* out, const std::vec
     const Slice s = begin("reduce_scatter", kReduceScatter, total(parts));
     for (int j = 0; j < n_; ++j) {
       const Span theirs = within(parts[j].bytes, r, unit);
-      if (j != me_) show(slot(me_, s.number) + (j - (j > me_)) * unit, x + parts[j].at + theirs.at, theirs.bytes);
+      if (j != me_) copy(slot(me_, s.number) + (j - (j > me_)) * unit, x + parts[j].at + theirs.at, theirs.bytes);
     }
     post(s);
     const Span mine = within(parts[me_].bytes, r, unit);
@@ -189,7 +187,7 @@ void Channel::all_reduce_small(Type type, const char* x, char* out, int64_t byte
   for (int64_t r = 0; r < rounds_of(bytes, slot_); ++r) {
     const Slice s = begin("all_reduce", kAllReduce, bytes);
     const Span now = within(bytes, r, slot_);
-    show(slot(me_, s.number), x + now.at, now.bytes);
+    copy(slot(me_, s.number), x + now.at, now.bytes);
     post(s);
     await_all(s);
     for (int j = 0; j < n_; ++j) parts_[j] = slot(j, s.number);
@@ -209,7 +207,7 @@ void Channel::all_reduce(Type type, const char* x, char* out, int64_t bytes) {
     const auto of = [&](int j) { return within(now.bytes, j, share); };
     const Slice scatter = begin("all_reduce", kAllReduce, bytes);
     for (int j = 0; j < n_; ++j)
-      if (j != me_) show(slot(me_, scatter.number) + of(j).at, x + now.at + of(j).at, of(j).bytes);
+      if (j != me_) copy(slot(me_, scatter.number) + of(j).at, x + now.at + of(j).at, of(j).bytes);
     post(scatter);
     await_all(scatter);
     for (int j = 0; j < n_; ++j) parts_[j] = slot(j, scatter.number) + of(me_).at;
@@ -217,7 +215,7 @@ void Channel::all_reduce(Type type, const char* x, char* out, int64_t bytes) {
     const Slice gather = begin("all_reduce", kAllReduce, bytes);
     char* mine = out + now.at + of(me_).at;
     if (of(me_).bytes) sum(type, parts_, mine, of(me_).bytes);
-    show(slot(me_, gather.number), mine, of(me_).bytes);
+    copy(slot(me_, gather.number), mine, of(me_).bytes);
     post(gather);
     for (int i = 1; i < n_; ++i) {
       const int j = (me_ + i) % n_;
@@ -245,7 +243,7 @@ void Channel::all_to_all(const char* x, char* out, const std::vector<Span>& send
       if (r == 0) sizes[j] = send[j].bytes;
       if (j == me_) continue;
       const int64_t low = std::max(at, int64_t{r} * unit), high = std::min(at + send[j].bytes, (int64_t{r} + 1) * unit);
-      if (low < high) show(to + kTable + low - int64_t{r} * unit, x + send[j].at + low - at, high - low);
+      if (low < high) copy(to + kTable + low - int64_t{r} * unit, x + send[j].at + low - at, high - low);
       at += send[j].bytes;
     }
     post(s);
@@ -278,11 +276,10 @@ void Channel::broadcast(const char* x, char* out, int64_t bytes, int root) {
   for (int64_t r = 0; r < rounds_of(bytes, slot_); ++r) {
     const Slice s = begin("broadcast", kBroadcast, bytes);
     const Span now = within(bytes, r, slot_);
-    if (me_ == root) move(out + now.at, slot(me_, s.number), x + now.at, now.bytes);
+    if (me_ == root) copy(slot(me_, s.number), x + now.at, now.bytes);
     post(s);
-    if (me_ == root) continue;
-    await(s, root);
-    copy(out + now.at, slot(root, s.number), now.bytes);
+    if (me_ != root) await(s, root);
+    copy(out + now.at, me_ == root ? x + now.at : slot(root, s.number), now.bytes);
   }
 }
 

@@ -68,10 +68,7 @@ class Channel {
   void await_all(const Slice& s) const;
   [[noreturn]] void disagree(const Slice& s, int peer, const std::string& theirs, const std::string& mine) const;
   char* slot(int member, uint64_t number) const;
-  // Copies to this rank's memory, to the own slot, or to both.
-  void move(char* dst, char* slot, const char* src, int64_t bytes) const;
-  void copy(char* dst, const char* src, int64_t bytes) const { move(dst, nullptr, src, bytes); }
-  void show(char* slot, const char* src, int64_t bytes) const { move(nullptr, slot, src, bytes); }
+  void copy(char* to, const char* from, int64_t bytes) const;
   void sum(Type type, const std::vector<const char*>& parts, char* out, int64_t bytes) const;
   void all_reduce_small(Type type, const char* x, char* out, int64_t bytes);
   void merge_round(const Partials& p, int64_t row, int64_t rows, int64_t head, int64_t heads);

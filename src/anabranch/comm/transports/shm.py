@@ -43,23 +43,23 @@ class ShmTransport(Transport):
         return dtype in SUMMED if summing else True
 
     def all_gather(self, x: Tensor, counts: Counts) -> Tensor:
-        return self.native.all_gather(x.contiguous(), counts)
+        return self.native.all_gather(x, counts)
 
     def all_to_all(self, x: Tensor, send: Counts, recv: Counts) -> Tensor:
-        return self.native.all_to_all(x.contiguous(), send, recv)
+        return self.native.all_to_all(x, send, recv)
 
     def reduce_scatter(self, x: Tensor, counts: Counts) -> Tensor:
         if x.dtype not in SUMMED:
             return super().reduce_scatter(x, counts)
-        return self.native.reduce_scatter(x.contiguous(), counts)
+        return self.native.reduce_scatter(x, counts)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if x.dtype not in SUMMED or x.dim() == 0:
             return super().all_reduce(x)
-        return self.native.all_reduce(x.contiguous())
+        return self.native.all_reduce(x)
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
-        return self.native.broadcast(x.contiguous(), root)
+        return self.native.broadcast(x, root)
 
     def merge_partials(self, out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
         return self.native.merge_partials(out, lse, sink)
