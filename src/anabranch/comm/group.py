@@ -117,7 +117,7 @@ class Group:
 
     def all_gather(self, x: Tensor, counts: Counts) -> Tensor:
         """Rows of every member, in member order: [counts[me], ...] -> [sum(counts), ...]."""
-        if self.transport is None or not any(counts):
+        if self.transport is None or not (counts[0] or any(counts)):
             return x
         if self.trace is not None:
             self._log("all_gather", x)
@@ -133,7 +133,7 @@ class Group:
 
     def reduce_scatter(self, x: Tensor, counts: Counts) -> Tensor:
         """Sum of the members' [sum(counts), ...], each keeps its rows [counts[me], ...]."""
-        if self.transport is None or not any(counts):
+        if self.transport is None or not (counts[0] or any(counts)):
             return x
         if self.trace is not None:
             self._log("reduce_scatter", x)
