@@ -127,8 +127,8 @@ def share(model: Path, transport: str, tokens: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as times:
         os.environ[WHERE] = times
         with LLM(
-            model, maker="decode_share:TimedMaker", tp=2, attn_dp=2, load_format="dummy", device="cpu",
-            max_model_len=512, threads=1, transport=transport,
+            model, maker="decode_share:TimedMaker", tp=2, attn_dp=2, load_format="dummy",
+            device="cpu", max_model_len=512, threads=1, transport=transport,
         ) as llm:  # fmt: skip
             prompts = [[7 * b + t for t in range(32)] for b in range(4)]
             llm.generate(

@@ -3,6 +3,10 @@
 A model whose attention is most of what a rank reads, cp 2, batch 1 and 8: the time of a decoded
 token with heads replicated over the cp ranks and with heads cut over them, both loaded in one run
 and measured in turn, beside what the bytes read per token predict.
+
+Bytes decide only where reading them takes longer than multiplying. Replicated heads leave each rank
+half of the rows, cut heads half of the weights: as many multiplications. So the attention's
+products are timed alone too, in both shapes, and what they predict is told beside.
 """
 
 import argparse
@@ -12,6 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
+
+from anabranch import ops
 from anabranch.core.config import EngineConfig
 from anabranch.core.request import SamplingParams
 from anabranch.engine.llm import LLM
@@ -20,7 +27,7 @@ from anabranch.layout.choice import Place
 from anabranch.models.reads import Reads, decode_reads
 from anabranch.models.registry import family
 
-MODEL = {
+MODEL: dict[str, int | str | list[str]] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 8192,
     "hidden_size": 2048,
@@ -33,6 +40,7 @@ MODEL = {
     "torch_dtype": "bfloat16",
 }
 Row = dict[str, float]
+WEIGHTS = 12  # matrices that are read in turn, so that none is still in a cache
 
 
 def reads_of(config: EngineConfig) -> Reads:
@@ -55,12 +63,39 @@ def token_time(llm: LLM, batch: int, tokens: int) -> float:
     return (seconds(tokens + 1) - seconds(1)) / tokens
 
 
+def product_seconds(rows: int, outputs: int, dtype: torch.dtype) -> float:
+    """Median seconds of one product of `rows` rows with a matrix [outputs, hidden], on one core."""
+    bound = ops.bind("cpu", threads=1)
+    x = torch.randn(rows, int(MODEL["hidden_size"])).to(dtype)
+    weights = [torch.randn(outputs, x.shape[1]).to(dtype) for _ in range(WEIGHTS)]
+    taken = []
+    for _ in range(9):
+        start = time.perf_counter()
+        for weight in weights:
+            bound.linear(x, weight)
+        taken.append((time.perf_counter() - start) / WEIGHTS)
+    return statistics.median(taken)
+
+
+def by_products(batch: int, dtype: torch.dtype, share: float) -> Row:
+    """The ratio that the products' own times predict, attention being `share` of a step."""
+    outputs = int(MODEL["num_attention_heads"]) * int(MODEL["head_dim"])
+    whole = product_seconds(-(-batch // 2), outputs, dtype)
+    half = product_seconds(batch, outputs // 2, dtype)
+    return {
+        "product_replicated_ms": 1e3 * whole,
+        "product_decode_tp_ms": 1e3 * half,
+        "predicted_by_products": 1 / (1 - share * (1 - half / whole)),
+    }
+
+
 def measure(folder: Path, args: argparse.Namespace) -> list[Row]:
     common = {
-        "tp": 2, "attn_cp": 2, "dcp": args.dcp, "load_format": "dummy", "device": "cpu", "ranks": args.ranks,
-        "kv_pages": 64, "prefix_cache": False,
+        "tp": 2, "attn_cp": 2, "dcp": args.dcp, "load_format": "dummy", "device": "cpu",
+        "ranks": args.ranks, "kv_pages": 64, "prefix_cache": False,
     }  # fmt: skip
-    reads = reads_of(EngineConfig(model=str(folder), decode_attn="tp", **common))
+    config = EngineConfig(model=str(folder), decode_attn="tp", **common)
+    reads, dtype = reads_of(config), getattr(torch, prepare(config).run.dtype)
     rows: list[Row] = []
     with (
         LLM(folder, decode_attn="replicated", **common) as whole,
@@ -85,6 +120,7 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Row]:
                 "predicted_ratio": total / kept,
                 "attention_share": reads.held / total,
                 "of_predicted_saving": (1 - after / before) / reads.saving,
+                **by_products(batch, dtype, reads.held / total),
             }
             print("  ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
             rows.append(row)

@@ -29,8 +29,8 @@ async def read(llm: AsyncLLM, ids: list[int], tokens: int, stamps: list[float]) 
 
 async def measure(folder: Path, prompt: int) -> dict[str, float]:
     llm = await AsyncLLM.start(
-        folder, tp=2, attn_dp=2, load_format="dummy", device="cpu", max_model_len=prompt + 64, kv_pages=256,
-        prefix_cache=False,
+        folder, tp=2, attn_dp=2, load_format="dummy", device="cpu", max_model_len=prompt + 64,
+        kv_pages=256, prefix_cache=False,
     )  # fmt: skip
     try:
         stamps: list[float] = []

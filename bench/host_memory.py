@@ -56,8 +56,8 @@ def measure(folder: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as where:
         os.environ[WHERE] = where
         with LLM(
-            folder, maker="host_memory:TellingMaker", tp=4, attn_dp=4, load_format="dummy", device="cpu",
-            dtype="bfloat16", max_model_len=512, threads=1,
+            folder, maker="host_memory:TellingMaker", tp=4, attn_dp=4, load_format="dummy",
+            device="cpu", dtype="bfloat16", max_model_len=512, threads=1,
         ):  # fmt: skip
             ranks = [
                 pss(int(file.stem), json.loads(file.read_text()))

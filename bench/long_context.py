@@ -43,8 +43,8 @@ def timed(llm: LLM, prompt: int, seed: int, tokens: int) -> tuple[float, float]:
 
 def measure(folder: Path, context: int, prompt: int, repeats: int) -> dict[str, float]:
     common = {
-        "load_format": "dummy", "device": "cpu", "dtype": "float32", "max_model_len": 20480, "threads": 1,
-        "kv_pages": 1280, "prefill_chunk": 2048,
+        "load_format": "dummy", "device": "cpu", "dtype": "float32", "max_model_len": 20480,
+        "threads": 1, "kv_pages": 1280, "prefill_chunk": 2048,
     }  # fmt: skip
     striped = LLM(folder, tp=2, attn_cp=2, dcp=2, **common)  # type: ignore[arg-type]
     whole = LLM(  # type: ignore[call-overload]
