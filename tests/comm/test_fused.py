@@ -6,7 +6,8 @@ from tests.comm.ranks import run_processes, run_threads
 
 from anabranch import ops
 
-pytestmark = pytest.mark.timeout(120)
+# compared with the compiled merge
+pytestmark = [pytest.mark.timeout(120), pytest.mark.compiled]
 
 ROUTES = {
     "a2a": ["all_to_all"],
@@ -14,12 +15,6 @@ ROUTES = {
     "ag_rs": ["all_gather", "reduce_scatter"],
     "fused": ["merge_partials"],
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    if ops.bind("cpu").providers["merge_partials"] != "cpp":
-        pytest.skip("the exchange is compared with the compiled merge")
 
 
 @pytest.mark.parametrize("size", (2, 3))

@@ -23,11 +23,6 @@ def compiles() -> bool:
         return False
 
 
-COMPILED = pytest.mark.skipif(
-    not ISAS and not compiles(), reason="the compiled ops, where nothing can compile them"
-)
-"""Where a compiler works these tests run, and fail if the build left the ops out."""
-
 Bind = Callable[[int], ops.Ops]
 
 

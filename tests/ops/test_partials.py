@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.ops.providers import COMPILED
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -114,7 +113,7 @@ class Seen(TorchDispatchMode):
 VIEWS = {"slice", "select", "view", "permute", "squeeze", "detach", "alias", "as_strided", "t"}
 
 
-@COMPILED
+@pytest.mark.compiled
 @pytest.mark.parametrize("name, empties", [("interleaved", 1), ("split", 2)])
 def test_a_warm_exchange_copies_nothing(name: str, empties: int) -> None:
     """X3: no clone, copy_, contiguous, zeros or fill_; only its own ``empty`` buffers."""
@@ -306,7 +305,7 @@ def test_strides_of_everything(bound: ops.Ops) -> None:
     torch.testing.assert_close(partials[0].double(), expected, atol=1e-6, rtol=1e-5)
 
 
-@COMPILED
+@pytest.mark.compiled
 def test_large_merges_over_threads() -> None:
     partials, lse = torch.randn(4, 64, 8, 512), torch.randn(4, 64, 8)
     one = ops.bind("cpu", provider="cpp", threads=1).merge_partials(partials, lse)

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from tests.ops.providers import COMPILED, ISAS, Bind
+from tests.ops.providers import ISAS, Bind
 
 from anabranch import ops
 from anabranch.ops import table
@@ -54,7 +54,7 @@ def test_reference_is_bound_when_asked() -> None:
     assert all(getattr(bound, op.name) is op.reference for op in OPS)
 
 
-@COMPILED
+@pytest.mark.compiled
 def test_the_compiled_part_is_built_and_chosen() -> None:
     """The development install compiles: a silent fallback here would leave C++ untested."""
     assert "generic" in ISAS
@@ -62,7 +62,7 @@ def test_the_compiled_part_is_built_and_chosen() -> None:
     assert ops.describe()["isa"] in ISAS
 
 
-@COMPILED
+@pytest.mark.compiled
 def test_each_instruction_set_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     for isa in ISAS:
         monkeypatch.setenv(cpp.ISA_VARIABLE, isa)

@@ -127,54 +127,52 @@ void gated(const GatedArgs& a) { over_rows<GatedArgs, gate_any>(a, a.rows, a.row
 
 // ---- linear
 
-// R rows against two rows of weights, U registers of each at a time: to[r] = x_r . a, to[R + r] = x_r . b.
-template <int R, int U, class T>
-ANABRANCH_INLINE void dots(const float* const* x, const T* a, const T* b, int64_t width, float* to) {
-  vf sum_a[R][U] = {}, sum_b[R][U] = {};
-  int64_t i = 0;
-  for (; i + U * W <= width; i += U * W) ANABRANCH_EACH (u, U) {
-      const vf va = load(a + i + u * W), vb = load(b + i + u * W);
-      ANABRANCH_EACH (r, R) {
-        const vf v = load(x[r] + i + u * W);
-        sum_a[r][u] += v * va;
-        sum_b[r][u] += v * vb;
-      }
-    }
-  for (; i < width; i += W) {
-    const int n = left_of(i, width);
-    const vf va = load_up_to(a + i, n), vb = load_up_to(b + i, n);
+// R rows against C rows of weights, U registers of each at a time: to[c * R + r] = x_r . w_c.
+template <int R, int C, int U, class T>
+ANABRANCH_INLINE void dots(const float* const* x, const T* const* w, int64_t width, float* to) {
+  vf sum[C][R][U] = {};
+  const auto step = [&](int64_t i, int u, int n) {
+    vf part[C];
+    ANABRANCH_EACH (c, C) part[c] = load_up_to(w[c] + i, n);
     ANABRANCH_EACH (r, R) {
       const vf v = load_up_to(x[r] + i, n);
-      sum_a[r][0] += v * va;
-      sum_b[r][0] += v * vb;
+      ANABRANCH_EACH (c, C) sum[c][r][u] += v * part[c];
     }
-  }
-  ANABRANCH_EACH (r, R) {
-    for (int u = 1; u < U; ++u) sum_a[r][0] += sum_a[r][u], sum_b[r][0] += sum_b[r][u];
-    to[r] = sum_lanes(sum_a[r][0]);
-    to[R + r] = sum_lanes(sum_b[r][0]);
-  }
+  };
+  int64_t i = 0;
+  for (; i + U * W <= width; i += U * W) ANABRANCH_EACH (u, U) step(i + u * W, u, W);
+  for (; i < width; i += W) step(i, 0, left_of(i, width));
+  ANABRANCH_EACH (c, C) ANABRANCH_EACH (r, R) {
+      for (int u = 1; u < U; ++u) sum[c][r][0] += sum[c][r][u];
+      to[c * R + r] = sum_lanes(sum[c][r][0]);
+    }
 }
 
-// All rows against two rows of weights, four at a time: to[i] and to[count + i].
-template <class T>
-void dots_of(const float* const* x, int64_t count, const T* a, const T* b, int64_t width, float* to) {
-  float few[8];
+constexpr int kTogether = W == 16 ? 8 : 4;  // rows whose sums with three rows of weights fit the registers
+
+// All rows against C rows of weights, some at a time: to[c * count + i].
+template <int C, class T>
+void dots_of(const float* const* x, int64_t count, const T* const* w, int64_t width, float* to) {
+  float few[C * kTogether];
   int64_t i = 0;
   const auto keep = [&](int n) {
-    for (int r = 0; r < n; ++r) to[i + r] = few[r], to[count + i + r] = few[n + r];
+    for (int c = 0; c < C; ++c)
+      for (int r = 0; r < n; ++r) to[c * count + i + r] = few[c * n + r];
     i += n;
   };
-  for (; i + 4 <= count;) dots<4, 1>(x + i, a, b, width, few), keep(4);
-  for (; i + 2 <= count;) dots<2, 2>(x + i, a, b, width, few), keep(2);
-  for (; i < count;) dots<1, 4>(x + i, a, b, width, few), keep(1);
+  for (; i + kTogether <= count;) dots<kTogether, C, 1>(x + i, w, width, few), keep(kTogether);
+  for (; i + 4 <= count;) dots<4, C, 1>(x + i, w, width, few), keep(4);
+  for (; i + 2 <= count;) dots<2, C, 2>(x + i, w, width, few), keep(2);
+  for (; i < count;) dots<1, C, 4>(x + i, w, width, few), keep(1);
 }
+
+constexpr int kColumns = 3;  // rows of weights at a time: a row of x is read once for each
 
 struct LinearJob {
   const LinearArgs& args;
   int64_t parts;
   const float** rows;  // [rows] of x in fp32
-  float* room;         // 2 * rows floats per worker
+  float* room;         // kColumns * rows floats per worker
 };
 
 // Copies of 16-bit rows in fp32; fp32 rows are used where they lie.
@@ -195,9 +193,11 @@ template <class T>
 void linear_columns(const LinearJob& job, float* room, int64_t from, int64_t to) {
   const LinearArgs& a = job.args;
   const T *weight = (const T*)a.weight, *bias = (const T*)a.bias;
-  for (int64_t c = from; c < to; c += 2) {
-    const int64_t last = c + 1 < to ? c + 1 : c;
-    dots_of(job.rows, a.rows, weight + c * a.weight_stride, weight + last * a.weight_stride, a.width, room);
+  for (int64_t c = from; c < to; c += kColumns) {
+    const int64_t last = c + kColumns <= to ? c + kColumns - 1 : to - 1;
+    const T* w[kColumns];
+    for (int k = 0; k < kColumns; ++k) w[k] = weight + (c + k < last ? c + k : last) * a.weight_stride;
+    dots_of<kColumns>(job.rows, a.rows, w, a.width, room);
     for (int64_t d = c; d <= last; ++d) {
       const float extra = bias ? load_part(bias + d, 1)[0] : 0.0f;
       for (int64_t row = 0; row < a.rows; ++row)
@@ -213,7 +213,7 @@ void linear_of(LinearJob& job, float* wide) {
   const auto task = [](void* context, int worker, int64_t i) {
     const LinearJob& j = *static_cast<LinearJob*>(context);
     const int64_t n = j.args.columns;
-    linear_columns<T>(j, j.room + worker * 2 * j.args.rows, n * i / j.parts, n * (i + 1) / j.parts);
+    linear_columns<T>(j, j.room + worker * kColumns * j.args.rows, n * i / j.parts, n * (i + 1) / j.parts);
   };
   run_tasks(a.threads, job.parts, task, &job);
 }
@@ -221,11 +221,11 @@ void linear_of(LinearJob& job, float* wide) {
 void linear(const LinearArgs& a) {
   const bool narrow = a.type != Type::f32;
   LinearJob job{a, pieces(a.threads, a.columns * a.width * (narrow ? 2 : 4)), nullptr, nullptr};
-  const int64_t floats = job.parts * 2 * a.rows + (narrow ? a.rows * a.width : 0);
+  const int64_t floats = job.parts * kColumns * a.rows + (narrow ? a.rows * a.width : 0);
   char* memory = (char*)malloc(a.rows * sizeof(float*) + floats * sizeof(float));
   job.rows = (const float**)memory;
   job.room = (float*)(job.rows + a.rows);
-  float* wide = narrow ? job.room + job.parts * 2 * a.rows : nullptr;
+  float* wide = narrow ? job.room + job.parts * kColumns * a.rows : nullptr;
   switch (a.type) {
     case Type::f32:
       linear_of<float>(job, wide);
@@ -262,8 +262,8 @@ void hidden_columns(const ExpertsJob& job, float* room, int64_t from, int64_t to
     const T* weights = (const T*)a.gate_up + e * a.gate_up_stride[0];
     const T* bias = a.gate_up_bias ? (const T*)a.gate_up_bias + e * 2 * a.width : nullptr;
     for (int64_t j = from; j < to; ++j) {
-      dots_of(job.rows + begin, count, weights + j * a.gate_up_stride[1],
-              weights + (a.width + j) * a.gate_up_stride[1], a.dim, room);
+      const T* w[] = {weights + j * a.gate_up_stride[1], weights + (a.width + j) * a.gate_up_stride[1]};
+      dots_of<2>(job.rows + begin, count, w, a.dim, room);
       const float g = bias ? load_part(bias + j, 1)[0] : 0.0f;
       const float up = bias ? load_part(bias + a.width + j, 1)[0] : 0.0f;
       for (int64_t p = 0; p < count; ++p) {
@@ -293,8 +293,8 @@ void output_columns(const ExpertsJob& job, float* room, int64_t from, int64_t to
     const T* bias = a.down_bias ? (const T*)a.down_bias + e * a.dim : nullptr;
     for (int64_t c = from; c < to; c += 2) {
       const int64_t last = c + 1 < to ? c + 1 : c;
-      dots_of(job.hidden + begin, count, weights + c * a.down_stride[1], weights + last * a.down_stride[1],
-              a.width, room);
+      const T* w[] = {weights + c * a.down_stride[1], weights + last * a.down_stride[1]};
+      dots_of<2>(job.hidden + begin, count, w, a.width, room);
       for (int64_t d = c; d <= last; ++d) {
         const float extra = bias ? load_part(bias + d, 1)[0] : 0.0f;
         const float* sums = room + (d - c) * count;
