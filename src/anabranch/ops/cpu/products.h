@@ -127,9 +127,11 @@ void gated(const GatedArgs& a) { over_rows<GatedArgs, gate_any>(a, a.rows, a.row
 
 // ---- linear
 
-// R rows against C rows of weights, U registers of each at a time: to[c * R + r] = x_r . w_c.
+// R rows against C rows of weights, U registers of each at a time: to[c * R + r] = x_r . w_c. Meanwhile
+// the rows of weights `ahead`, unless null, are fetched.
 template <int R, int C, int U, class T>
-ANABRANCH_INLINE void dots(const float* const* x, const T* const* w, int64_t width, float* to) {
+ANABRANCH_INLINE void dots(const float* const* x, const T* const* w, int64_t width, float* to,
+                           const T* const* ahead = nullptr) {
   vf sum[C][R][U] = {};
   const auto step = [&](int64_t i, int u, int n) {
     vf part[C];
@@ -140,7 +142,10 @@ ANABRANCH_INLINE void dots(const float* const* x, const T* const* w, int64_t wid
     }
   };
   int64_t i = 0;
-  for (; i + U * W <= width; i += U * W) ANABRANCH_EACH (u, U) step(i + u * W, u, W);
+  for (; i + U * W <= width; i += U * W) {
+    if (ahead) ANABRANCH_EACH (c, C) __builtin_prefetch(ahead[c] + i);
+    ANABRANCH_EACH (u, U) step(i + u * W, u, W);
+  }
   for (; i < width; i += W) step(i, 0, left_of(i, width));
   ANABRANCH_EACH (c, C) ANABRANCH_EACH (r, R) {
       for (int u = 1; u < U; ++u) sum[c][r][0] += sum[c][r][u];
@@ -150,9 +155,11 @@ ANABRANCH_INLINE void dots(const float* const* x, const T* const* w, int64_t wid
 
 constexpr int kTogether = W == 16 ? 8 : 4;  // rows whose sums with three rows of weights fit the registers
 
-// All rows against C rows of weights, some at a time: to[c * count + i].
+// All rows against C rows of weights, some at a time: to[c * count + i]. All but the first have the weights
+// in a cache; their time is used to fetch the next ones, `ahead`.
 template <int C, class T>
-void dots_of(const float* const* x, int64_t count, const T* const* w, int64_t width, float* to) {
+void dots_of(const float* const* x, int64_t count, const T* const* w, int64_t width, float* to,
+             const T* const* ahead = nullptr) {
   float few[C * kTogether];
   int64_t i = 0;
   const auto keep = [&](int n) {
@@ -160,7 +167,10 @@ void dots_of(const float* const* x, int64_t count, const T* const* w, int64_t wi
       for (int r = 0; r < n; ++r) to[c * count + i + r] = few[c * n + r];
     i += n;
   };
-  for (; i + kTogether <= count;) dots<kTogether, C, 1>(x + i, w, width, few), keep(kTogether);
+  for (; i + kTogether <= count;) {
+    dots<kTogether, C, 1>(x + i, w, width, few, i ? ahead : nullptr);
+    keep(kTogether);
+  }
   for (; i + 4 <= count;) dots<4, C, 1>(x + i, w, width, few), keep(4);
   for (; i + 2 <= count;) dots<2, C, 2>(x + i, w, width, few), keep(2);
   for (; i < count;) dots<1, C, 4>(x + i, w, width, few), keep(1);
@@ -195,9 +205,12 @@ void linear_columns(const LinearJob& job, float* room, int64_t from, int64_t to)
   const T *weight = (const T*)a.weight, *bias = (const T*)a.bias;
   for (int64_t c = from; c < to; c += kColumns) {
     const int64_t last = c + kColumns <= to ? c + kColumns - 1 : to - 1;
-    const T* w[kColumns];
-    for (int k = 0; k < kColumns; ++k) w[k] = weight + (c + k < last ? c + k : last) * a.weight_stride;
-    dots_of<kColumns>(job.rows, a.rows, w, a.width, room);
+    const T *w[kColumns], *ahead[kColumns];
+    for (int k = 0; k < kColumns; ++k) {
+      w[k] = weight + (c + k < last ? c + k : last) * a.weight_stride;
+      ahead[k] = weight + (last + 1 + k < to ? last + 1 + k : last) * a.weight_stride;
+    }
+    dots_of<kColumns>(job.rows, a.rows, w, a.width, room, ahead);
     for (int64_t d = c; d <= last; ++d) {
       const float extra = bias ? load_part(bias + d, 1)[0] : 0.0f;
       for (int64_t row = 0; row < a.rows; ++row)
