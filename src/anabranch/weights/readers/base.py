@@ -4,7 +4,7 @@ Owns the checks and the slicing that all formats share. Knows no file format and
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -39,7 +39,18 @@ class Reader(Protocol):
         ...
 
 
+T = TypeVar("T")
 Given = Callable[[Mapping[str, torch.Tensor]], Reader]
+
+
+def found(tensors: Mapping[str, T], name: str, where: object) -> T:
+    """The tensor of that name. ValueError, with where it was looked for, if there is none."""
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise ValueError(
+            f"{where}: tensor {name!r} is absent among the {len(tensors)} tensors of the checkpoint"
+        )
+    return tensor
 
 
 def whole_ranges(source: Source) -> tuple[Range, ...]:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from anabranch.weights.readers.base import Given, check_source, cut, whole_ranges
+from anabranch.weights.readers.base import Given, check_source, cut, found, whole_ranges
 from anabranch.weights.recipe import Source
 
 Block = tuple[int, int]
@@ -72,13 +72,7 @@ class EntriesReader:
         return
 
     def _entry(self, name: str) -> Entry:
-        entry = self._entries.get(name)
-        if entry is None:
-            raise ValueError(
-                f"{self._where}: tensor {name!r} is absent among the "
-                f"{len(self._entries)} tensors of the checkpoint"
-            )
-        return entry
+        return found(self._entries, name, self._where)
 
     def _find(self, name: str) -> tuple[Entry, Entry | None]:
         """A tensor and, if it is packed in blocks, the scales that fit it."""

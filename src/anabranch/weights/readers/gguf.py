@@ -11,7 +11,7 @@ import torch
 
 from anabranch.weights.gguf_file import TYPES, GGUFFile, GGUFTensor
 from anabranch.weights.gguf_names import architecture, released_name
-from anabranch.weights.readers.base import Given, check_source, cut, whole_ranges
+from anabranch.weights.readers.base import Given, check_source, cut, found, whole_ranges
 from anabranch.weights.readers.entries import TensorsReader
 from anabranch.weights.recipe import Source
 
@@ -91,13 +91,7 @@ class GGUFReader:
         return self._tensors.keys()
 
     def _tensor(self, name: str) -> GGUFTensor:
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise ValueError(
-                f"{self._file.path}: tensor {name!r} is absent among the "
-                f"{len(self._tensors)} tensors of the checkpoint"
-            )
-        return tensor
+        return found(self._tensors, name, self._file.path)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensor(name).shape
