@@ -64,8 +64,8 @@ def test_samples_cover_every_axis_split_and_model() -> None:
 def test_dp_attention_sample(part: int) -> None:
     cells = Census.of(dp_cells()).sample(DP_SAMPLE, SEED)[part::DP_PARTS]
     met = run(cells)
-    assert met["rows 1, 0, 37, 5"] >= 4 and met["aborted"] >= len(cells)
-    assert met["logprobs"] > 30 and met["generated tokens hit"] > 300
+    assert met["rows 1, 0, 37, 5"] >= 7 and met["aborted"] >= len(cells)
+    assert met["logprobs"] > 33 and met["generated tokens hit"] > 333
 
 
 @pytest.mark.timeout(900)
@@ -73,8 +73,8 @@ def test_dp_attention_sample(part: int) -> None:
 def test_attention_sample(part: int) -> None:
     sample = Census.of(attention_cells()).sample(ATTENTION_SAMPLE, SEED)
     met = run(sample[part::ATTENTION_PARTS])
-    assert met["extends in decode"] > 10 and met["generated tokens hit"] > 500
-    assert met["drawn rows"] > 800 and met["ties"] < met["drawn rows"] / 100
+    assert met["extends in decode"] > 16 and met["generated tokens hit"] > 500
+    assert met["drawn rows"] > 833 and met["ties"] < met["drawn rows"] / 100
 
 
 @pytest.mark.slow

@@ -40,14 +40,15 @@ void sum_row(const SumArgs& a, int64_t row) {
   T* out = (T*)(a.out + row * a.out_stride_bytes);
   int64_t i = 0;
   for (; i + 4 * W <= a.row; i += 4 * W) {
-    vf total[4];
     const T* first = (const T*)(a.parts[0] + row * a.stride_bytes[0]) + i;
-    ANABRANCH_EACH (j, 4) total[j] = load(first + j * W);
+    Two x = load_two(first), y = load_two(first + 2 * W);
     for (int64_t n = 1; n < a.members; ++n) {
       const T* part = (const T*)(a.parts[n] + row * a.stride_bytes[n]) + i;
-      ANABRANCH_EACH (j, 4) total[j] += load(part + j * W);
+      const Two more_x = load_two(part), more_y = load_two(part + 2 * W);
+      x.a += more_x.a, x.b += more_x.b, y.a += more_y.a, y.b += more_y.b;
     }
-    ANABRANCH_EACH (j, 4) store(out + i + j * W, total[j]);
+    store_two(out + i, x);
+    store_two(out + i + 2 * W, y);
   }
   for (; i < a.row; i += W) {
     const int left = a.row - i < W ? (int)(a.row - i) : W;

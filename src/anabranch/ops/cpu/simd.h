@@ -78,12 +78,14 @@ ANABRANCH_INLINE vf load(const Bf16* p) {
   return (vf)(widen16(x) << 16);
 }
 
-// Round to nearest even in integers; a NaN stays a NaN (its payload could else round to infinity).
-ANABRANCH_INLINE void store(Bf16* p, vf x) {
+// The upper 16 bits are x as bf16: rounded to nearest even in integers; a NaN stays a NaN (its payload
+// could else round to infinity).
+ANABRANCH_INLINE vu rounded(vf x) {
   const vu u = (vu)x;
-  const vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const vu quiet = (u >> 16) | 0x40u;
-  const vh y = narrow16(x != x ? quiet : rounded);
+  return x != x ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u);
+}
+ANABRANCH_INLINE void store(Bf16* p, vf x) {
+  const vh y = narrow16(rounded(x) >> 16);
   memcpy(p, &y, sizeof y);
 }
 
@@ -121,6 +123,30 @@ ANABRANCH_INLINE void store(Half* p, vf x) {
   memcpy(p, &h, sizeof h);
 }
 #endif
+
+// 2 * W elements in an order of the type's own, for what treats all alike: of 16-bit pairs in one lane
+// the even and the odd ones, as that takes no shuffle.
+struct Two {
+  vf a, b;
+};
+template <class T>
+ANABRANCH_INLINE Two load_two(const T* p) {
+  return {load(p), load(p + W)};
+}
+template <class T>
+ANABRANCH_INLINE void store_two(T* p, Two x) {
+  store(p, x.a);
+  store(p + W, x.b);
+}
+ANABRANCH_INLINE Two load_two(const Bf16* p) {
+  vu x;
+  memcpy(&x, p, sizeof x);
+  return {(vf)(x << 16), (vf)(x & 0xffff0000u)};
+}
+ANABRANCH_INLINE void store_two(Bf16* p, Two x) {
+  const vu y = rounded(x.a) >> 16 | (rounded(x.b) & 0xffff0000u);
+  memcpy(p, &y, sizeof y);
+}
 
 // The first n < W elements, zeros behind them: nothing past them is touched.
 template <class T>
