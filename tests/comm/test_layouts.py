@@ -17,6 +17,7 @@ CP2 = {"tp": 4, "attn_cp": 2}
 LAYOUTS = {
     "all together": {**CP2, "attn_dp": 2, "dcp": 2, "moe_dispatch": "a2a"},
     "stripes over cp and ts, fused": {**CP2, "dcp": 4, "force": True, "dcp_exchange": "fused"},
+    "cp 4, expand": {"tp": 4, "attn_cp": 4, "dcp": 4, "kv_to_q": "expand"},
     "ag_rs, ring": {**CP2, "dcp": 2, "dcp_exchange": "ag_rs", "kv_to_q": "ring"},
 }
 
@@ -60,9 +61,12 @@ def batch() -> list[Request]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("make", (mla_arch, gqa_arch))
 def test_shared_memory_is_one_process(make, layout: str, monkeypatch) -> None:
-    want, want_tokens = run_layout(make(), batch(), prefill_chunk=32)
+    want, want_tokens = run_layout(make(), batch(), prefill_chunk=128)
     monkeypatch.setattr(layouts, "ThreadWorld", lambda timeout: EveryRank(4))
-    got, tokens = run_layout(make(), batch(), prefill_chunk=32, **LAYOUTS[layout])
+    flags = LAYOUTS[layout]
+    if make is gqa_arch and flags.get("kv_to_q") == "expand":
+        flags = {**flags, "kv_to_q": "gather"}  # it has no latents
+    got, tokens = run_layout(make(), batch(), prefill_chunk=128, **flags)
     assert tokens == want_tokens
     for key, logits in want.items():
         np.testing.assert_allclose(got[key], logits, atol=1e-4, rtol=0, err_msg=key)

@@ -65,6 +65,7 @@ CASES: list[tuple[str, Mapping[str, object], Arch]] = [
         MLA24,
     ),
     ("context_parallel_choices", {"tp": 2, "kv_to_q": "ring"}, MLA24),
+    ("context_parallel_choices", {"tp": 2, "attn_cp": 2, "kv_to_q": "expand"}, GQA4),
     ("context_parallel_choices", {"tp": 2, "cp_split": "zigzag"}, MLA24),
     ("heads_not_divisible", {"tp": 5}, MLA24),
     ("heads_not_divisible", {"tp": 16, "attn_cp": 16}, MLA24),

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from tests.core.refusals import BIG, CASES, MLA24, RESOLVED, machine_of
@@ -73,6 +74,8 @@ def test_everything_left_open_is_chosen() -> None:
         EngineConfig(tp=4, attn_cp=2, transport="gloo", dtype="float32"), MLA24, BIG
     ).layout
     assert gloo.dcp_exchange in ("a2a", "ag_rs")
+    wide = replace(MLA24, attn=replace(MLA24.attn, kv_lora=512))
+    assert resolve(EngineConfig(tp=4, attn_cp=2), wide, BIG).layout.kv_to_q == "expand"
     small = resolve(
         EngineConfig(tp=4, attn_cp=4, prefill_chunk=512, workspace_tokens=1024), MLA24, BIG
     ).layout

@@ -8,6 +8,7 @@ import pytest
 from anabranch.layout import costs as table
 from anabranch.layout.costs import SHIPPED, Line
 from anabranch.layout.decide import (
+    Computed,
     StepShape,
     exchange_route,
     kv_to_q,
@@ -46,9 +47,18 @@ def test_residual_rows_are_sharded_when_there_are_many_and_whole_when_there_are_
 
 
 def test_a_ring_only_where_the_gathered_chunk_exceeds_the_workspace() -> None:
-    assert kv_to_q(1, 1024, 16) == "gather"
-    assert kv_to_q(4, 1024, 65536) == "gather"
-    assert kv_to_q(4, 1024, 2048) == "ring"
+    assert kv_to_q(1, 1024, 16, None, SHM) == "gather"
+    assert kv_to_q(4, 1024, 65536, None, SHM) == "gather"
+    assert kv_to_q(4, 1024, 2048, None, SHM) == "ring"
+
+
+def test_keys_and_values_travel_where_moving_them_is_cheaper_than_computing() -> None:
+    elements = 16 * 256
+    deepseek = Computed(2 * elements, 2 * elements * 512)
+    assert kv_to_q(2, 1024, 65536, deepseek, SHM) == "expand"
+    assert kv_to_q(2, 1024, 65536, deepseek, NCCL) == "gather"
+    assert kv_to_q(4, 1024, 2048, deepseek, SHM) == "ring"
+    assert kv_to_q(1, 1024, 65536, deepseek, SHM) == "gather", "nothing travels"
 
 
 def test_queries_are_computed_where_reading_weights_is_cheaper() -> None:

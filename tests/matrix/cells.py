@@ -35,7 +35,7 @@ DRAWN: Mapping[str, tuple[Setting, ...]] = {
     "shared_experts": ("sharded", "replicated"),
     "embedding": ("whole", "sharded"),
     "residual": ("sharded", "replica", "replicated", "auto"),
-    "prefill_chunk": (7, 16, 32, 64),
+    "prefill_chunk": (7, 16, 64, 256),
     "page_size": (4, 8),
     "ops": ("reference", "auto"),
 }
@@ -132,13 +132,13 @@ def attention_cells(worlds: Sequence[int] = (1, 2, 4, 8)) -> Iterator[Cell]:
                 continue
             for model, dcp, ep in product(MODELS, divisors(world), divisors(world)):
                 base = {"tp": world, "attn_dp": dp, "attn_cp": cp, "dcp": dcp, "ep": ep}
-                for more in _attention_forms(cp, dcp):
+                for more in _attention_forms(cp, dcp, model == "mla"):
                     yield Cell(model, {**base, **more})
 
 
-def _attention_forms(cp: int, dcp: int) -> Iterator[dict[str, Setting]]:
-    splits = [("zigzag", "gather"), ("zigzag", "ring"), ("interleaved", "gather"),
-              ("interleaved", "ring")]  # fmt: skip
+def _attention_forms(cp: int, dcp: int, latent: bool) -> Iterator[dict[str, Setting]]:
+    ways = ("gather", "ring", *(("expand",) if latent else ()))
+    splits = list(product(("zigzag", "interleaved"), ways))
     decode = ("tp", "replicated") if cp > 1 else (None,)
     routes = ROUTES if dcp > 1 else (None,)
     for form, route, split in product(decode, routes, splits if cp > 1 else [None]):

@@ -74,7 +74,7 @@ def _segment(stripes: Stripes, stripe: int) -> tuple[Tensor, Tensor, SegmentInpu
         torch.tensor(rows, dtype=torch.int64), torch.tensor(slots, dtype=torch.int64),
         counts=(len(LENGTHS),),
     )  # fmt: skip
-    seg = SegmentInputs(Phase.DECODE, 0, 4, _none, _none, torch.tensor(LENGTHS) - 1, where)
+    seg = SegmentInputs(Phase.DECODE, 0, 4, _none, _none, torch.tensor(LENGTHS) - 1, 4, where)
     return pool, fresh, seg
 
 

@@ -179,10 +179,13 @@ class Told(Kernel):
     inner: Kernel
     told: list[list[int]] = field(default_factory=list)
 
+    def keys_values(self, entries: Tensor, computed: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.inner.keys_values(entries, computed)
+
     def rows(
-        self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
+        self, q: Tensor, keys: Tensor, values: Tensor, q_pos: Tensor, k_pos: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return self.inner.rows(q, entries, q_pos, k_pos)
+        return self.inner.rows(q, keys, values, q_pos, k_pos)
 
     def paged(self, q: Tensor, pool: Tensor, where: Paged) -> tuple[Tensor, Tensor]:
         lens = where.lens[self.pad_len]
@@ -213,10 +216,13 @@ class Composed(Kernel):
     def part(self) -> Told:
         return self.parts[self.use[-1]]
 
+    def keys_values(self, entries: Tensor, computed: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.part.keys_values(entries, computed)
+
     def rows(
-        self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
+        self, q: Tensor, keys: Tensor, values: Tensor, q_pos: Tensor, k_pos: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return self.part.rows(q, entries, q_pos, k_pos)
+        return self.part.rows(q, keys, values, q_pos, k_pos)
 
     def paged(self, q: Tensor, pool: Tensor, where: Paged) -> tuple[Tensor, Tensor]:
         return self.part.paged(q, pool, where)

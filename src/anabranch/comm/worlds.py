@@ -21,18 +21,21 @@ class World(Protocol):
         ...
 
 
-def open_world(endpoint: str, rank: int, size: int, timeout: float = 120.0) -> World:
+def open_world(
+    endpoint: str, rank: int, size: int, timeout: float = 120.0, threads: int | None = None
+) -> World:
     """Join as `rank` of `size`; returns when all have. See `comm.endpoint` for the text's forms.
 
-    timeout: seconds a wait may last, here and in every verb; past it `CommError` names the peer. A
-    rank sets its core mask and its number of threads before it joins.
+    timeout: seconds a wait may last, here and in every verb; past it `CommError` names the peer.
+    threads: of this rank, for copies and sums; None: as many as its array library uses. A rank sets
+    its core mask before it joins.
     """
     kind, _, rest = endpoint.partition(":")
     if kind == "shm":
         from anabranch.comm.transports.shm import ShmWorld
 
         fd, _, nonce = rest.partition(":")
-        return ShmWorld(int(fd), bytes.fromhex(nonce), rank, size, timeout)
+        return ShmWorld(int(fd), bytes.fromhex(nonce), rank, size, timeout, threads=threads)
     if kind == "gloo":
         from anabranch.comm.transports.gloo import GlooWorld, file_store, url_store
 

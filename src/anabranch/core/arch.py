@@ -96,6 +96,20 @@ class MLA:
     def pair_products(self) -> int:
         return self.heads * (self.nope + self.rope + self.v)
 
+    def computed(self, heads: int) -> int:
+        """Elements of the keys and values of some heads that one cached row is expanded to."""
+        return heads * (self.nope + self.v)
+
+    @property
+    def expand_from(self) -> int | None:
+        """Query rows from which keys and values computed from latents take fewer multiplications
+        than queries and outputs in the latent space; None if no number of rows does.
+
+        Of a head, a key costs L * (N + V) once, and a pair 2 * L + R in place of N + R + V.
+        """
+        saved = 2 * self.kv_lora - self.nope - self.v
+        return -(-self.kv_lora * (self.nope + self.v) // saved) if saved > 0 else None
+
 
 @dataclass(frozen=True)
 class SharedKV:

@@ -7,7 +7,7 @@ any process starts, and nowhere later. Owns codes and messages.
 from collections.abc import Callable
 
 from anabranch.core.abilities import WORD, lacking, partial_width
-from anabranch.core.arch import GQA, Arch, SharedKV
+from anabranch.core.arch import GQA, MLA, Arch, SharedKV
 from anabranch.core.ask import Ask, Machine, Numbers, Refusal
 from anabranch.core.capacity import parse_bytes
 from anabranch.core.config import EngineConfig
@@ -278,6 +278,12 @@ def _cp_choices(a: Ask) -> tuple[str, Numbers] | None:
         if value != "auto" and a.config.attn_cp == 1:
             flag = name.replace("_", "-")
             return f"--{flag} {value} is about context parallelism: --attn-cp is 1.", {"attn_cp": 1}
+    if a.config.kv_to_q == "expand" and not isinstance(a.arch.attn, MLA):
+        return (
+            "--kv-to-q expand is about latents that keys and values are computed from: this model "
+            f"caches those of its {a.arch.kv_heads} KV heads themselves.",
+            {"kv_heads": a.arch.kv_heads},
+        )
     return None
 
 

@@ -56,7 +56,7 @@ class EngineConfig:
     )
     dcp_interleave: int = _flag(1, "consecutive positions of one stripe (I)")
     cp_split: Choice = _flag("auto", "prefill rows over cp", "auto", "zigzag", "interleaved")
-    kv_to_q: Choice = _flag("auto", "prefill KV over cp", "auto", "gather", "ring")
+    kv_to_q: Choice = _flag("auto", "prefill KV over cp", "auto", "gather", "expand", "ring")
     row_moves: Choice = _flag(
         "auto", "rows of replicas into the experts", "auto", "max", "sum", "v"
     )

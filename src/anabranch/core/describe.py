@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from anabranch.core.abilities import partial_width, query_width
+from anabranch.core.arch import MLA
 from anabranch.core.plan import Phase
 from anabranch.core.resolve import NOMINAL_ROWS, RunConfig, itemsize
 from anabranch.layout.choice import Place
@@ -97,14 +98,20 @@ class Describer:
         run, own = self.run, self.run.layout.ownership(self.run.arch.heads, self.run.arch.kv_heads)
         entry = run.kv_width * itemsize(run.kv_dtype)
         rows, stripes = self._held(phase, form.rows_in.shard), own.stripe_axes
+        cp = frozenset({"cp"})
         if form.exchange in (Exchange.KV_TO_Q, Exchange.FRESH):
             ring = form.exchange is Exchange.KV_TO_Q and run.layout.kv_to_q == "ring"
             verb = "exchange" if ring else "all_gather"
-            cp = frozenset({"cp"})
             yield from self._verb(phase, "attend", verb, cp, rows * entry)
         if form.exchange is Exchange.KV_TO_Q:
-            share = -(-min(run.config.workspace_tokens, run.max_model_len) // own.stripes.count)
+            share = -(-min(run.round_tokens, run.max_model_len) // own.stripes.count)
             yield from self._verb(phase, "attend_prefix", "all_gather", stripes, share * entry)
+            if run.layout.kv_to_q == "expand":
+                assert isinstance(run.arch.attn, MLA), "as core.checks has it"
+                made = run.arch.attn.computed(len(own.prefill_heads(0))) * itemsize(run.dtype)
+                yield from self._verb(phase, "attend", "all_gather", cp, rows * made)
+                if stripes == cp:
+                    yield from self._verb(phase, "attend_prefix", "all_gather", cp, share * made)
         size, width = itemsize(run.dtype), partial_width(run.arch)
         if form.exchange is Exchange.Q_TO_KV:
             owned, group = len(own.decode_heads(0)), len(own.group_heads(0))

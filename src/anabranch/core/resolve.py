@@ -49,6 +49,13 @@ class RunConfig:
         return self.layout.stripes.page
 
     @property
+    def round_tokens(self) -> int:
+        """Cached positions brought to the queries of prefill at a time: a workspace, on CPU at most
+        as many as caches keep with the keys and values computed of them."""
+        most = 2048 if self.device == "cpu" else self.config.workspace_tokens
+        return min(most, self.config.workspace_tokens)
+
+    @property
     def kv_bytes_per_token(self) -> float:
         """Bytes of cached rows per token on each rank."""
         return (
@@ -146,11 +153,21 @@ def _layout(a: Ask, page: int, costs: Costs) -> Layout:
         row_moves=pick("row_moves", "auto" if c.tp > 1 else "v"),
         moe_dispatch=pick("moe_dispatch", "gather"),
         cp_split=pick("cp_split", "zigzag"),
-        kv_to_q=pick("kv_to_q", decide.kv_to_q(c.attn_cp, c.prefill_chunk, c.workspace_tokens)),
+        kv_to_q=pick("kv_to_q", _kv_to_q(a, costs)),
         dcp_exchange=pick("dcp_exchange", _route(a, costs)),
         dcp_q=pick("dcp_q", _queries(a, costs)),
         costs=costs,
     )
+
+
+def _kv_to_q(a: Ask, costs: Costs) -> str:
+    """How KV comes to the queries of prefill."""
+    attn, entry = a.arch.attn, None
+    if isinstance(attn, MLA):
+        elements = attn.computed(attn.heads // a.A)
+        entry = decide.Computed(elements * itemsize(a.dtype), 2 * elements * attn.kv_lora)
+    c = a.config
+    return decide.kv_to_q(c.attn_cp, c.prefill_chunk, c.workspace_tokens, entry, costs)
 
 
 def _route(a: Ask, costs: Costs) -> str:

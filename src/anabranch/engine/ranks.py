@@ -32,7 +32,7 @@ class RankMaker:
             self._abort = [self._share.abort, threads.abort]
         elif size > 1:
             (rank,) = endpoint.ranks
-            joined = open_world(endpoint.meeting, rank, size, COLLECTIVE_SECONDS)
+            joined = open_world(endpoint.meeting, rank, size, COLLECTIVE_SECONDS, run.threads)
             self._world = joined
             if endpoint.share_fd >= 0:
                 self._share = ProcessShare(endpoint.share_fd, joined.barrier)

@@ -30,7 +30,8 @@ class Costs:
     copy: placing rows in a buffer. ragged: us a verb pays when its members' counts differ. call: us
     of one op beside the verbs.
     shared: peers can address the memory (what the fused exchange needs). fused: that exchange.
-    memory: bytes per us at which a rank reads weights.
+    memory: bytes per us at which a rank reads weights. products: floating-point operations per us
+    of a large matrix product in fp32, of a rank of one core or one GPU.
     """
 
     all_gather: Line
@@ -44,6 +45,7 @@ class Costs:
     call: float
     shared: bool
     memory: float
+    products: float
 
 
 VERBS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange", "fused", "copy")
@@ -52,22 +54,22 @@ SHIPPED: Mapping[str, Costs] = {
     # two threads on two Zen 4 cores: they pay the interpreter lock at every meeting
     "threads": Costs(
         Line(60, 9000), Line(90, 6000), Line(90, 5000), Line(110, 9000), Line(110, 9000),
-        Line(60, 9000), Line(1.5, 20000), 0.0, 20.0, True, 14000,
+        Line(60, 9000), Line(1.5, 20000), 0.0, 20.0, True, 14000, 50_000,
     ),
     # two processes on a 32-core Sapphire Rapids host: bench/results, medians, from Python
     "shm": Costs(
         Line(4.4, 3000), Line(5.3, 4500), Line(6.2, 2430), Line(4.9, 5200), Line(6.0, 3650),
-        Line(10, 4800), Line(0.5, 10600), 0.5, 20.0, True, 14000,
+        Line(10, 4800), Line(0.5, 10600), 0.5, 20.0, True, 14000, 50_000,
     ),
     "gloo": Costs(
         Line(212, 957), Line(200, 980), Line(288, 231), Line(131, 2470), Line(182, 1750),
-        Line(290, 231), Line(0.5, 10600), 6.0, 20.0, False, 14000,
+        Line(290, 231), Line(0.5, 10600), 6.0, 20.0, False, 14000, 50_000,
     ),
     # two H200s over NVLink; ragged gathers are composed of broadcasts
     "nccl": Costs(
         Line(11.6, 150_000), Line(11.8, 150_000), Line(11.7, 120_000), Line(11.4, 370_000),
         Line(11.4, 370_000), Line(3.8, 300_000), Line(2.0, 2_000_000), 25.0, 2.0, False,
-        4_200_000,
+        4_200_000, 400_000_000,
     ),
 }  # fmt: skip
 
@@ -85,7 +87,7 @@ def fit(verb: Callable[[int], float]) -> Line:
 def calibrate(transport: str, measure: Callable[[str, int], float]) -> Costs:
     """The table of a transport on this machine. measure(verb, nbytes): median us of one call.
 
-    Figures that no verb measures (memory, ragged, call, shared) stay as shipped.
+    Figures that no verb measures (memory, products, ragged, call, shared) stay as shipped.
     """
 
     def line(verb: str) -> Line:

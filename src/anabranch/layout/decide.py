@@ -92,10 +92,29 @@ def residual_layout(mesh: Mesh, shape: StepShape, costs: Costs) -> str:
     return min(RESIDUAL, key=layer)
 
 
-def kv_to_q(cp: int, chunk: int, workspace: int) -> str:
-    """Gather or ring. A ring moves as many bytes in more messages and merges per block, so it only
-    pays where a chunk's entries, gathered at once, would exceed the workspace."""
-    return "ring" if cp > 1 and cp * chunk > workspace else "gather"
+@dataclass(frozen=True)
+class Computed:
+    """Keys and values of all heads of a rank, computed from one cached entry: their bytes and the
+    floating-point operations."""
+
+    nbytes: int
+    flops: int
+
+
+def kv_to_q(cp: int, chunk: int, workspace: int, entry: Computed | None, costs: Costs) -> str:
+    """Gather, gather computed keys and values too (expand), or ring.
+
+    A ring moves as many bytes in more messages and merges per block, so it only pays where a
+    chunk's entries, gathered at once, would exceed the workspace. What is computed of an entry
+    travels where that takes less time than computing it on every rank.
+    """
+    if cp == 1:
+        return "gather"
+    if cp * chunk > workspace:
+        return "ring"
+    if entry is not None and entry.nbytes / costs.all_gather.rate < entry.flops / costs.products:
+        return "expand"
+    return "gather"
 
 
 def queries(rows: int, gathered_bytes: int, weight_bytes: int, costs: Costs) -> str:

@@ -44,8 +44,6 @@ from anabranch.nn.vocab import Embedding, Head
 from anabranch.ops import Ops
 
 SILU = Gate()
-EXPAND_FROM = 171
-"""Rows from which MLA's expanded form takes fewer operations (at 512 / 128 / 128)."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,8 @@ class Builder:
         if form.exchange is Kind.FRESH:
             return InPlace(self.group_of(CP))
         if form.exchange is Kind.KV_TO_Q:
-            return KvToQ(self.group_of(CP), stripes, self.place.layout.kv_to_q == "ring")
+            way = self.place.layout.kv_to_q
+            return KvToQ(self.group_of(CP), stripes, ring=way == "ring", expand=way == "expand")
         if form.exchange is Kind.LSE:
             return LseOnly(stripes)
         if self.place.layout.dcp_q == "replicate":
@@ -220,7 +219,7 @@ class Builder:
                 LatentKernel(self.ops, zeros, attn.kv_lora, attn.scale),
                 ExpandedKernel(self.ops, own, each, attn.nope, attn.scale),
                 self.exchange(form),
-                EXPAND_FROM if form.exchange is Kind.KV_TO_Q else None,
+                attn.expand_from if form.exchange is Kind.KV_TO_Q else None,
             )
         return MlaAttention(
             None if attn.q_lora is None else self.linear(f"{name}.q_a"),

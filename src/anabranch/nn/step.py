@@ -29,7 +29,8 @@ class Block:
 
     counts: rows of each member of the group that gathers (for a ring step: rows that arrive).
     read: slots of this rank's pool to contribute (cached blocks), or None for fresh entries.
-    order: gathered rows -> request by request, positions ascending; None if they already are.
+    order: gathered rows -> request by request, positions ascending; None if they already are, or
+    if all are of one request and none is hidden from any query.
     k_pos: int64 [sum(counts)] positions after `order`; visibility is by position.
     write_rows, write_slots: of the ordered rows, those this rank owns, and where they go.
     """
@@ -75,7 +76,8 @@ class SegmentInputs:
     """One segment on this rank.
 
     low, high: its rows among this rank's residual rows. enter, leave: moves to attention's rows and
-    back. positions: int64 [T]. reach: how its queries meet keys, as its form's exchange expects.
+    back. positions: int64 [T]. longest: T of the cp rank that has most rows. reach: how its queries
+    meet keys, as its form's exchange expects.
     """
 
     phase: Phase
@@ -84,6 +86,7 @@ class SegmentInputs:
     enter: BoundMove
     leave: BoundMove
     positions: Tensor
+    longest: int
     reach: Paged | Brought
 
 

@@ -111,7 +111,7 @@ def build(
     seats = Seats.make(run.config.max_running, longest, device, pad_page)
     inputs = InputMaker(
         layout, own, rank, groups.along, device,
-        BlockMaker(own, rank, run.config.workspace_tokens, device),
+        BlockMaker(own, rank, run.round_tokens, device),
         row_moves(layout.row_moves, bound.copy_rows, layout.costs, poison),
         arch.hidden * dtype.itemsize, model.pad_lens,
         arch.windows, arch.moe is not None and arch.moe.hash_layers > 0,

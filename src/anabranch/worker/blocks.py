@@ -153,7 +153,10 @@ class BlockMaker:
         seat = np.repeat(view.chunk_seat[[c for c, _, _ in pieces]], [len(p) for p in own])
         position = np.concatenate([p for per in held for p in per])
         piece = np.concatenate([np.full(len(p), i) for per in held for i, p in enumerate(per)])
-        order = np.lexsort((position, piece))
+        ordered, k_pos = None, position
+        if len(stripes) > 1 and len(pieces) > 1:  # of one request, they may lie as they come
+            order = np.lexsort((position, piece))
+            ordered, k_pos = self.index(order), position[order]
         spans, at = [], 0
         here = view.chunk[view.of_cp(cp)]
         for chunk, low, high in pieces:
@@ -164,9 +167,9 @@ class BlockMaker:
         return Block(
             counts=counts,
             spans=tuple(spans),
-            k_pos=self.index(position[order]),
+            k_pos=self.index(k_pos),
             read=self.index(self.slots(seat, np.concatenate(own), seats)),
-            order=None if len(stripes) == 1 else self.index(order),
+            order=ordered,
         )
 
 

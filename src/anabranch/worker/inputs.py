@@ -154,6 +154,7 @@ class InputMaker:
             enter=self._bind(residual, form.rows_in, seg.split),
             leave=self._bind(form.rows_out, residual, seg.split),
             positions=self._index(view.position[mine]),
+            longest=max(view.per_cp),
             reach=reach,
         )
 

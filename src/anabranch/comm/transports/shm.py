@@ -96,6 +96,7 @@ class ShmWorld:
         size: int,
         timeout: float = 120.0,
         *,
+        threads: int | None = None,
         slot: int = SLOT,
         spin: float | None = None,
     ) -> None:
@@ -114,7 +115,8 @@ class ShmWorld:
         self._memory = torch.frombuffer(mmap.mmap(fd, nbytes), dtype=torch.uint8)
         self._world = _shm.World(
             self._memory, Tensor, rank, size, slot, nonce, timeout,
-            -1.0 if spin is None else spin, chosen_isa(here), torch.get_num_threads(),
+            -1.0 if spin is None else spin, chosen_isa(here),
+            torch.get_num_threads() if threads is None else threads,
         )  # fmt: skip
         everyone = tuple(range(size))
         self._everyone = self.transport(everyone, rank) if size > 1 else None

@@ -58,7 +58,7 @@ class Merge:
         new = torch.logaddexp(old, lse)
         shift = torch.where(new == -torch.inf, 0.0, new)
         left, right = torch.exp(old - shift), torch.exp(lse - shift)
-        total[q0:q1] = total[q0:q1] * left.unsqueeze(-1) + out.float() * right.unsqueeze(-1)
+        total[q0:q1].mul_(left.unsqueeze(-1)).addcmul_(out.float(), right.unsqueeze(-1))
         seen[q0:q1] = new
         self.whole = total, seen
 
@@ -98,11 +98,16 @@ class InPlace:
 @dataclass(frozen=True)
 class KvToQ:
     """Fresh entries come from the cp peers (gathered, or passed round a ring), cached ones from the
-    stripes, a workspace at a time. Each rank stores its own positions from what passes."""
+    stripes, a workspace at a time. Each rank stores its own positions from what passes.
+
+    Where keys and values are computed from entries, each rank computes those of all; or, with
+    `expand`, those of its own entries, which then travel beside these.
+    """
 
     peers: Group
     stripes: Group
     ring: bool = False
+    expand: bool = False
 
     def attend(
         self, kernel: Kernel, q: Tensor, fresh: Tensor, pool: Tensor, seg: SegmentInputs, sink: Sink
@@ -114,24 +119,39 @@ class KvToQ:
             if self.ring:
                 if step:
                     passing = self.peers.shift(passing, sum(block.counts))
-                entries = passing
+                entries, computed = passing, None
             else:
-                entries = self.peers.all_gather(fresh, block.counts)
-            self._meet(kernel, q, entries, block, pool, seg, merge)
+                entries, computed = self._gather(self.peers, kernel, fresh, block)
+            self._meet(kernel, q, entries, computed, block, pool, seg, merge)
         for block in seg.reach.cached:
             assert block.read is not None
-            entries = self.stripes.all_gather(pool.index_select(0, block.read), block.counts)
-            self._meet(kernel, q, entries, block, pool, seg, merge)
+            own = pool.index_select(0, block.read)
+            entries, computed = self._gather(self.stripes, kernel, own, block)
+            self._meet(kernel, q, entries, computed, block, pool, seg, merge)
         if merge.whole is None:
             shape = (q.shape[0], *self._nothing(kernel, q, fresh, seg))
             return q.new_zeros(shape)
         return merge.finish(sink, q)
+
+    def _gather(
+        self, group: Group, kernel: Kernel, own: Tensor, block: Block
+    ) -> tuple[Tensor, Tensor | None]:
+        """Entries of all members, and what was computed of each where that is shared: only among
+        ranks that hold the same heads, so over all cp peers.
+        """
+        computed = None
+        if self.expand and group.members == self.peers.members:
+            computed = kernel.computed(own)
+        if computed is not None:
+            computed = group.all_gather(computed, block.counts)
+        return group.all_gather(own, block.counts), computed
 
     @staticmethod
     def _meet(
         kernel: Kernel,
         q: Tensor,
         entries: Tensor,
+        computed: Tensor | None,
         block: Block,
         pool: Tensor,
         seg: SegmentInputs,
@@ -139,22 +159,27 @@ class KvToQ:
     ) -> None:
         if block.order is not None:
             entries = entries.index_select(0, block.order)
+            computed = None if computed is None else computed.index_select(0, block.order)
         if block.write_slots is not None:
             rows = (
                 entries if block.write_rows is None else entries.index_select(0, block.write_rows)
             )
             store(pool, block.write_slots, rows)
+        if not block.spans:
+            return
+        keys, values = kernel.keys_values(entries, computed)
         for s in block.spans:
-            keys = entries[s.k0 : s.k1]
+            mine, theirs = slice(s.q0, s.q1), slice(s.k0, s.k1)
             out, lse = kernel.rows(
-                q[s.q0 : s.q1], keys, seg.positions[s.q0 : s.q1], block.k_pos[s.k0 : s.k1]
+                q[mine], keys[theirs], values[theirs], seg.positions[mine], block.k_pos[theirs]
             )
             merge.add(s.q0, s.q1, out, lse)
 
     @staticmethod
     def _nothing(kernel: Kernel, q: Tensor, fresh: Tensor, seg: SegmentInputs) -> tuple[int, int]:
         """Heads and width of an output of no rows."""
-        out, _ = kernel.rows(q[:0], fresh[:0], seg.positions[:0], seg.positions[:0])
+        keys, values = kernel.keys_values(fresh[:0], None)
+        out, _ = kernel.rows(q[:0], keys, values, seg.positions[:0], seg.positions[:0])
         return out.shape[1], out.shape[2]
 
 

@@ -17,7 +17,8 @@ from anabranch.ops import Ops
 
 
 class Kernel(Protocol):
-    """q [T, H, Dq]; entries [S, W] as a layer's pool stores them.
+    """q [T, H, Dq]; entries [S, W] as a layer's pool stores them; keys [S, G, Dq] and values
+    [S, G, Dv] of them.
 
     Kernels derive from it: one that leaves `pad_len` out cannot be made.
     """
@@ -31,11 +32,23 @@ class Kernel(Protocol):
         """
         ...
 
+    def computed(self, entries: Tensor) -> Tensor | None:
+        """What `keys_values` would multiply out of each entry [S, C], if anything."""
+        return None
+
+    @abstractmethod
+    def keys_values(self, entries: Tensor, computed: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of entries at hand; computed: of the same entries, perhaps by another rank, or None.
+
+        Those of a head lie behind one another, as many rows will read them.
+        """
+        ...
+
     @abstractmethod
     def rows(
-        self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
+        self, q: Tensor, keys: Tensor, values: Tensor, q_pos: Tensor, k_pos: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Entries at hand, causal by position."""
+        """Keys and values at hand, causal by position."""
         ...
 
     @abstractmethod
@@ -55,12 +68,16 @@ class GqaKernel(Kernel):
     window: int | None = None
     pad_len = 0
 
+    def keys_values(self, entries: Tensor, computed: Tensor | None) -> tuple[Tensor, Tensor]:
+        kv_2GSD = torch.unflatten(entries, -1, (2, -1, self.head_dim)).permute(1, 2, 0, 3)
+        keys, values = kv_2GSD.contiguous()
+        return keys.transpose(0, 1), values.transpose(0, 1)
+
     def rows(
-        self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
+        self, q: Tensor, keys: Tensor, values: Tensor, q_pos: Tensor, k_pos: Tensor
     ) -> tuple[Tensor, Tensor]:
-        kv = torch.unflatten(entries, -1, (2, -1, self.head_dim))
         return self.ops.attend_rows(
-            q, kv[:, 0], kv[:, 1], q_pos, k_pos,
+            q, keys, values, q_pos, k_pos,
             kv_map=self.kv_map, scale=self.scale, window=self.window,
         )  # fmt: skip
 
@@ -86,12 +103,15 @@ class LatentKernel(Kernel):
     window: int | None = None
     pad_len = 0
 
-    def rows(
-        self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def keys_values(self, entries: Tensor, computed: Tensor | None) -> tuple[Tensor, Tensor]:
         keys = entries.unsqueeze(1)
+        return keys, keys[..., : self.value]
+
+    def rows(
+        self, q: Tensor, keys: Tensor, values: Tensor, q_pos: Tensor, k_pos: Tensor
+    ) -> tuple[Tensor, Tensor]:
         return self.ops.attend_rows(
-            q, keys, keys[..., : self.value], q_pos, k_pos,
+            q, keys, values, q_pos, k_pos,
             kv_map=self.zeros[: q.shape[1]], scale=self.scale, window=self.window,
         )  # fmt: skip
 
@@ -117,16 +137,25 @@ class ExpandedKernel(Kernel):
     scale: float
     pad_len = 0
 
+    def computed(self, entries: Tensor) -> Tensor:
+        return entries[:, : self.kv_b.shape[2]] @ self.kv_b.flatten(0, 1).t()
+
+    def keys_values(self, entries: Tensor, computed: Tensor | None) -> tuple[Tensor, Tensor]:
+        heads, width, latent = self.kv_b.shape
+        if computed is None:
+            kv_HSC = torch.matmul(entries[:, :latent], self.kv_b.transpose(1, 2))
+        else:
+            kv_HSC = computed.view(-1, heads, width).transpose(0, 1)
+        rope = entries[:, latent:].expand(heads, -1, -1)
+        keys = torch.cat((kv_HSC[..., : self.nope], rope), dim=-1)
+        values = kv_HSC[..., self.nope :].contiguous()
+        return keys.transpose(0, 1), values.transpose(0, 1)
+
     def rows(
-        self, q: Tensor, entries: Tensor, q_pos: Tensor, k_pos: Tensor
+        self, q: Tensor, keys: Tensor, values: Tensor, q_pos: Tensor, k_pos: Tensor
     ) -> tuple[Tensor, Tensor]:
-        latent_width = self.kv_b.shape[2]
-        latent, rope = entries[:, :latent_width], entries[:, latent_width:]
-        kv = (latent @ self.kv_b.flatten(0, 1).t()).view(len(entries), *self.kv_b.shape[:2])
-        shared = rope.unsqueeze(1).expand(-1, kv.shape[1], -1)
-        keys = torch.cat((kv[..., : self.nope], shared), dim=-1)
         return self.ops.attend_rows(
-            q, keys, kv[..., self.nope :], q_pos, k_pos, kv_map=self.heads, scale=self.scale
+            q, keys, values, q_pos, k_pos, kv_map=self.heads, scale=self.scale
         )
 
     def paged(self, q: Tensor, pool: Tensor, where: Paged) -> tuple[Tensor, Tensor]:

@@ -28,8 +28,8 @@ class MlaPhase:
     """The heads' slices of one phase, views of the absorbed kv_b [heads, N + V, L].
 
     w_kc [hq, N, L]: of the heads whose queries are computed here; w_vc [h, V, L]: of those whose
-    outputs arrive. expand_from: rows from which the expanded form is cheaper; None where only the
-    absorbed one works.
+    outputs arrive. expand_from: rows from which the expanded form is cheaper, on the cp rank that
+    has most, as all must decide alike; None where only the absorbed one works.
     """
 
     q: Linear
@@ -61,7 +61,7 @@ class MlaAttention:
         phase = self.phases[seg.phase]
         q_ThNR = self._queries(x, phase, angles)
         fresh = self._entries(x, angles)
-        if phase.expand_from is not None and len(x) >= phase.expand_from:
+        if phase.expand_from is not None and seg.longest >= phase.expand_from:
             out = phase.exchange.attend(phase.expanded, q_ThNR, fresh, pool, seg, None)
         else:
             q_ThLR = self._absorb(q_ThNR, phase.w_kc)

@@ -204,8 +204,9 @@ template <class T>
 void rows_task(void* context, int worker, int64_t index) {
   const RowsJob& job = *static_cast<RowsJob*>(context);
   const RowsArgs& a = job.args;
-  // The last rows see the most keys: they go first, so that no thread is left with them at the end.
-  const int64_t block = job.row_blocks - 1 - index / a.groups.kv_heads, g = index % a.groups.kv_heads;
+  // Head by head, as its keys and values stay in a cache. The last rows see the most keys: they go first, so
+  // that no thread is left with them at the end.
+  const int64_t g = index / job.row_blocks, block = job.row_blocks - 1 - index % job.row_blocks;
   const int64_t from = block * job.rows_per_task;
   const int64_t to = from + job.rows_per_task < a.rows ? from + job.rows_per_task : a.rows;
   const int first = a.groups.begin[g], heads = a.groups.begin[g + 1] - first;

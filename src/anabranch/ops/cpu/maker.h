@@ -15,17 +15,19 @@
 
 namespace anabranch {
 
-// Blocks of powers of two bytes, a few of each kept; larger ones go straight back to the system.
+// Blocks of four sizes an octave, a few of each kept, and not more than kRoom bytes: memory that the system
+// gives anew costs more to touch than the copy that goes there.
 class Pool {
  public:
-  static constexpr int kLeast = 8, kMost = 23;  // log2 of the bytes: 256 to 8 Mi
-  static constexpr size_t kKept = 4;
+  static constexpr int kLeast = 8, kMost = 26;  // log2 of the bytes: 256 to 64 Mi
+  static constexpr size_t kKept = 4, kRoom = size_t{128} << 20;
 
   static int size_class(int64_t bytes) {
-    int n = kLeast;
-    while ((int64_t{1} << n) < bytes) ++n;
+    int n = 0;
+    while (bytes_of(n) < bytes) ++n;
     return n;
   }
+  static int64_t bytes_of(int size) { return int64_t{4 + size % 4} << (kLeast - 2 + size / 4); }
 
   ~Pool() {
     for (auto& blocks : free_)
@@ -33,32 +35,38 @@ class Pool {
   }
 
   void* take(int size) {
-    if (size <= kMost) {
+    if (size < kClasses) {
       const std::lock_guard<std::mutex> held(mutex_);
-      auto& blocks = free_[size - kLeast];
+      auto& blocks = free_[size];
       if (!blocks.empty()) {
         void* block = blocks.back();
         blocks.pop_back();
+        room_ += bytes_of(size);
         return block;
       }
     }
-    void* block = std::aligned_alloc(64, size_t{1} << size);
+    void* block = std::aligned_alloc(64, bytes_of(size));
     if (!block) throw std::bad_alloc();
     return block;
   }
 
   void give_back(void* block, int size) {
-    if (size <= kMost) {
+    if (size < kClasses) {
       const std::lock_guard<std::mutex> held(mutex_);
-      auto& blocks = free_[size - kLeast];
-      if (blocks.size() < kKept) return blocks.push_back(block);
+      auto& blocks = free_[size];
+      if (blocks.size() < kKept && bytes_of(size) <= room_) {
+        room_ -= bytes_of(size);
+        return blocks.push_back(block);
+      }
     }
     std::free(block);
   }
 
  private:
+  static constexpr int kClasses = 4 * (kMost - kLeast) + 1;
   std::mutex mutex_;
-  std::vector<void*> free_[kMost - kLeast + 1];
+  std::vector<void*> free_[kClasses];
+  int64_t room_ = kRoom;
 };
 
 class Maker {
