@@ -35,7 +35,7 @@ DRAWN: Mapping[str, tuple[Setting, ...]] = {
     "shared_experts": ("sharded", "replicated"),
     "embedding": ("whole", "sharded"),
     "residual": ("sharded", "replica", "replicated", "auto"),
-    "prefill_chunk": (7, 16, 64, 256),
+    "prefill_chunk": (7, 16, 32, 64),
     "page_size": (4, 8),
     "ops": ("reference", "auto"),
 }
