@@ -5,13 +5,18 @@ token with heads replicated over the cp ranks and with heads cut over them, both
 and measured in turn, beside what the bytes read per token predict.
 
 Bytes decide only where reading them takes longer than multiplying. Replicated heads leave each rank
-half of the rows, cut heads half of the weights: as many multiplications. So the attention's
-products are timed alone too, in both shapes, and what they predict is told beside.
+half of the rows, cut heads half of the weights: as many multiplications. And one row is on one
+rank: while that reads all of the heads' weights, the other leaves it the memory to itself. So the
+attention's products are timed too, in both shapes, by as many processes side by side as ranks have
+rows, and what they predict is told beside.
 """
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -40,6 +45,7 @@ MODEL: dict[str, int | str | list[str]] = {
     "torch_dtype": "bfloat16",
 }
 Row = dict[str, float]
+LEAD = 15.0  # seconds a process of one product may take to start
 WEIGHTS = 12  # matrices that are read in turn, so that none is still in a cache
 
 
@@ -63,25 +69,44 @@ def token_time(llm: LLM, batch: int, tokens: int) -> float:
     return (seconds(tokens + 1) - seconds(1)) / tokens
 
 
-def product_seconds(rows: int, outputs: int, dtype: torch.dtype) -> float:
-    """Median seconds of one product of `rows` rows with a matrix [outputs, hidden], on one core."""
+def product_seconds(rows: int, outputs: int, dtype: str, ranks: int) -> float:
+    """Seconds of one product of `rows` rows with a matrix [outputs, hidden], done by `ranks`
+    processes at once, each on a core of its own: the slowest one's median."""
+    cores = sorted(os.sched_getaffinity(0))
+    start = str(time.time() + LEAD)
+    shape = [str(rows), str(outputs), dtype, start]
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--product", *shape, str(cores[i % len(cores)])],
+            stdout=subprocess.PIPE,
+        )
+        for i in range(ranks)
+    ]
+    return max(float(process.communicate(timeout=120)[0]) for process in running)
+
+
+def product_main(rows: int, outputs: int, dtype: torch.dtype, start: float, core: int) -> float:
+    """One process of `product_seconds`: from `start` on, for a second."""
+    os.sched_setaffinity(0, [core])
+    torch.set_num_threads(1)
     bound = ops.bind("cpu", threads=1)
     x = torch.randn(rows, int(MODEL["hidden_size"])).to(dtype)
     weights = [torch.randn(outputs, x.shape[1]).to(dtype) for _ in range(WEIGHTS)]
     taken = []
-    for _ in range(9):
-        start = time.perf_counter()
+    time.sleep(max(0.0, start - time.time()))
+    while time.time() < start + 1:
+        begun = time.perf_counter()
         for weight in weights:
             bound.linear(x, weight)
-        taken.append((time.perf_counter() - start) / WEIGHTS)
+        taken.append((time.perf_counter() - begun) / WEIGHTS)
     return statistics.median(taken)
 
 
-def by_products(batch: int, dtype: torch.dtype, share: float) -> Row:
+def by_products(batch: int, dtype: str, share: float) -> Row:
     """The ratio that the products' own times predict, attention being `share` of a step."""
     outputs = int(MODEL["num_attention_heads"]) * int(MODEL["head_dim"])
-    whole = product_seconds(-(-batch // 2), outputs, dtype)
-    half = product_seconds(batch, outputs // 2, dtype)
+    whole = product_seconds(-(-batch // 2), outputs, dtype, min(batch, 2))
+    half = product_seconds(batch, outputs // 2, dtype, 2)
     return {
         "product_replicated_ms": 1e3 * whole,
         "product_decode_tp_ms": 1e3 * half,
@@ -95,7 +120,7 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Row]:
         "ranks": args.ranks, "kv_pages": 64, "prefix_cache": False,
     }  # fmt: skip
     config = EngineConfig(model=str(folder), decode_attn="tp", **common)
-    reads, dtype = reads_of(config), getattr(torch, prepare(config).run.dtype)
+    reads, dtype = reads_of(config), prepare(config).run.dtype
     rows: list[Row] = []
     with (
         LLM(folder, decode_attn="replicated", **common) as whole,
@@ -135,12 +160,18 @@ def main() -> None:
     parser.add_argument("--dcp", type=int, default=1, help="KV stripes: 1 (whole) or 2")
     parser.add_argument("--ranks", default="processes", choices=("processes", "threads"))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--product", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.product is not None:
+        rows, outputs, dtype, start, core = args.product
+        kind = getattr(torch, dtype)
+        print(product_main(int(rows), int(outputs), kind, float(start), int(core)))
+        return
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "config.json").write_text(json.dumps(MODEL))
-        rows = measure(Path(name), args)
+        found = measure(Path(name), args)
     if args.json is not None:
-        args.json.write_text(json.dumps(rows, indent=1))
+        args.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class EngineConfig:
     max_waiting: int = _flag(1024, "requests that wait before 429")
     page_size: int = _flag(64, "tokens of a logical KV page")
     prefill_chunk: int = _flag(1024, "prefill rows of a step, per cp rank")
-    workspace_tokens: int = _flag(65536, "cached positions gathered at a time in prefill")
+    workspace_tokens: int = _flag(65536, "most cached positions gathered at a time in prefill")
     kv_memory: str | None = _flag(
         None, "KV memory per rank, such as 2GiB (default: from what is free)"
     )
