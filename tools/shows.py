@@ -7,6 +7,7 @@ is a miss. Exit 0 only if every line is ok. Runs from a checkout, with the Pytho
 """
 
 import importlib
+import importlib.util
 import json
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "src")]
 
+from anabranch.comm.endpoint import EXTENSION  # noqa: E402
 from tools.showing.line import Line  # noqa: E402
 
 NAMES = ("engine", "demo", "ranks", "context")
@@ -22,6 +24,9 @@ NAMES = ("engine", "demo", "ranks", "context")
 def main(argv: list[str]) -> int:
     if not argv or argv[0] not in NAMES:
         print(f"usage: python tools/shows.py {{{','.join(NAMES)}}} [--only WORD]")
+        return 2
+    if importlib.util.find_spec(EXTENSION) is None:
+        print("no compiled ops beside the sources: pip install -e '.[test]' in this checkout first")
         return 2
     word = argv[argv.index("--only") + 1] if "--only" in argv else ""
     lines: list[Line] = importlib.import_module(f"tools.showing.{argv[0]}").LINES
