@@ -38,8 +38,8 @@ REACH = {  # two ranks on two cores, from Python: us, and what the bound took on
     64 << 10: (10.0, 9.0),
     1 << 20: (60.0, 45.0),
 }
-TURNS = 5
 REACH_MANY = {10_240: 5.0, 102_400: 15.0}  # us, 8 ranks or more on as many cores
+TURNS = 5
 
 
 def ragged(rows: int, size: int) -> list[int]:
@@ -107,10 +107,10 @@ def rank_main(args: argparse.Namespace) -> None:
     world.barrier()
 
 
-def bounds(program: Path, sizes: list[int]) -> dict[int, float]:
+def bounds(program: Path, sizes: list[str]) -> dict[int, float]:
     """Microseconds of bound.cpp by bytes, the better of its two kinds of stores."""
     cores = [str(c) for c in sorted(os.sched_getaffinity(0))]
-    run = [str(program), cores[0], cores[-1], *map(str, sizes)]
+    run = [str(program), cores[0], cores[-1], *sizes]
     said = subprocess.run(run, check=True, capture_output=True, text=True, timeout=120).stdout
     rows = [json.loads(line) for line in said.splitlines()]
     return {row["bytes"]: min(row["stored_us"], row["streamed_us"]) for row in rows}
@@ -124,10 +124,10 @@ def by_turns(ranks_: int, sizes: str) -> tuple[dict[str, Any], dict[int, float]]
         compiler = os.environ.get("CXX", "c++")
         build = [compiler, "-O3", "-march=native", "-std=c++17", "-o", str(program), str(source)]
         subprocess.run(build, check=True)
-        turns = []
-        for _ in range(TURNS):
-            found = bounds(program, list(map(int, sizes.split(","))))
-            turns.append((found, ranks.run("shm", ranks_, True, ["--sizes", sizes])))
+        turns = [
+            (bounds(program, sizes.split(",")), ranks.run("shm", ranks_, True, ["--sizes", sizes]))
+            for _ in range(TURNS)
+        ]
     shm = turns[0][1]
     for i, row in enumerate(shm["rows"]):
         all_turns = [turn["rows"][i] for _, turn in turns]

@@ -61,12 +61,12 @@ def batch() -> list[Request]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("make", (mla_arch, gqa_arch))
 def test_shared_memory_is_one_process(make, layout: str, monkeypatch) -> None:
-    want, want_tokens = run_layout(make(), batch(), prefill_chunk=128)
+    want, want_tokens = run_layout(make(), batch(), prefill_chunk=32)
     monkeypatch.setattr(layouts, "ThreadWorld", lambda timeout: EveryRank(4))
     flags = LAYOUTS[layout]
     if make is gqa_arch and flags.get("kv_to_q") == "expand":
         flags = {**flags, "kv_to_q": "gather"}  # it has no latents
-    got, tokens = run_layout(make(), batch(), prefill_chunk=128, **flags)
+    got, tokens = run_layout(make(), batch(), prefill_chunk=32, **flags)
     assert tokens == want_tokens
     for key, logits in want.items():
         np.testing.assert_allclose(got[key], logits, atol=1e-4, rtol=0, err_msg=key)

@@ -1,4 +1,4 @@
-"""copy_rows: CONTRACTS 2 row by row (D3), and its speed (D4)."""
+"""copy_rows, case by case (D3), and its speed (D4)."""
 
 import itertools
 import time

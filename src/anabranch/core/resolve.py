@@ -52,8 +52,8 @@ class RunConfig:
     def round_tokens(self) -> int:
         """Cached positions brought to the queries of prefill at a time: a workspace, on CPU at most
         as many as caches keep with the keys and values computed of them."""
-        most = 2048 if self.device == "cpu" else self.config.workspace_tokens
-        return min(most, self.config.workspace_tokens)
+        tokens = self.config.workspace_tokens
+        return min(tokens, 2048) if self.device == "cpu" else tokens
 
     @property
     def kv_bytes_per_token(self) -> float:

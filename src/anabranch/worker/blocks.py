@@ -152,11 +152,11 @@ class BlockMaker:
         own = held[self.own.group(self.rank).index(self.rank)]
         seat = np.repeat(view.chunk_seat[[c for c, _, _ in pieces]], [len(p) for p in own])
         position = np.concatenate([p for per in held for p in per])
-        piece = np.concatenate([np.full(len(p), i) for per in held for i, p in enumerate(per)])
-        ordered, k_pos = None, position
+        order = None
         if len(stripes) > 1 and len(pieces) > 1:  # of one request, they may lie as they come
+            piece = np.concatenate([np.full(len(p), i) for per in held for i, p in enumerate(per)])
             order = np.lexsort((position, piece))
-            ordered, k_pos = self.index(order), position[order]
+            position = position[order]
         spans, at = [], 0
         here = view.chunk[view.of_cp(cp)]
         for chunk, low, high in pieces:
@@ -167,9 +167,9 @@ class BlockMaker:
         return Block(
             counts=counts,
             spans=tuple(spans),
-            k_pos=self.index(k_pos),
+            k_pos=self.index(position),
             read=self.index(self.slots(seat, np.concatenate(own), seats)),
-            order=ordered,
+            order=None if order is None else self.index(order),
         )
 
 

@@ -139,9 +139,8 @@ class KvToQ:
         """Entries of all members, and what was computed of each where that is shared: only among
         ranks that hold the same heads, so over all cp peers.
         """
-        computed = None
-        if self.expand and group.members == self.peers.members:
-            computed = kernel.computed(own)
+        shared = self.expand and group.members == self.peers.members
+        computed = kernel.computed(own) if shared else None
         if computed is not None:
             computed = group.all_gather(computed, block.counts)
         return group.all_gather(own, block.counts), computed

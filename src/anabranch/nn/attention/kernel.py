@@ -142,10 +142,8 @@ class ExpandedKernel(Kernel):
 
     def keys_values(self, entries: Tensor, computed: Tensor | None) -> tuple[Tensor, Tensor]:
         heads, width, latent = self.kv_b.shape
-        if computed is None:
-            kv_HSC = torch.matmul(entries[:, :latent], self.kv_b.transpose(1, 2))
-        else:
-            kv_HSC = computed.view(-1, heads, width).transpose(0, 1)
+        flat = self.computed(entries) if computed is None else computed
+        kv_HSC = flat.view(-1, heads, width).transpose(0, 1)
         rope = entries[:, latent:].expand(heads, -1, -1)
         keys = torch.cat((kv_HSC[..., : self.nope], rope), dim=-1)
         values = kv_HSC[..., self.nope :].contiguous()

@@ -78,14 +78,14 @@ ANABRANCH_INLINE vf load(const Bf16* p) {
   return (vf)(widen16(x) << 16);
 }
 
-// The upper 16 bits are x as bf16: rounded to nearest even in integers; a NaN stays a NaN (its payload
+// Its upper 16 bits are x as bf16: rounded to nearest even in integers; a NaN stays a NaN (its payload
 // could else round to infinity).
-ANABRANCH_INLINE vu rounded(vf x) {
+ANABRANCH_INLINE vu bf16_above(vf x) {
   const vu u = (vu)x;
   return x != x ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u);
 }
 ANABRANCH_INLINE void store(Bf16* p, vf x) {
-  const vh y = narrow16(rounded(x) >> 16);
+  const vh y = narrow16(bf16_above(x) >> 16);
   memcpy(p, &y, sizeof y);
 }
 
@@ -144,7 +144,7 @@ ANABRANCH_INLINE Two load_two(const Bf16* p) {
   return {(vf)(x << 16), (vf)(x & 0xffff0000u)};
 }
 ANABRANCH_INLINE void store_two(Bf16* p, Two x) {
-  const vu y = rounded(x.a) >> 16 | (rounded(x.b) & 0xffff0000u);
+  const vu y = bf16_above(x.a) >> 16 | (bf16_above(x.b) & 0xffff0000u);
   memcpy(p, &y, sizeof y);
 }
 
