@@ -1,7 +1,7 @@
 """Flags made from dataclass fields, in one place for every command.
 
 A command's function takes the dataclass; `flags(...)` gives it a signature in which each field is
-an option: name with dashes, default and help from the field, choices checked. Owns no meaning.
+an option: name with dashes, default, help and choices from the field. Owns no meaning.
 """
 
 import inspect
@@ -11,6 +11,8 @@ from functools import wraps
 from typing import ClassVar, Protocol, TypeVar, get_type_hints
 
 import typer
+
+from anabranch.core.config import flag_name
 
 
 class DataClass(Protocol):
@@ -25,7 +27,7 @@ def flags(**groups: type[DataClass]) -> Callable[[Callable[..., R]], Callable[..
     """Replace each parameter named in `groups` by the flags of its dataclass.
 
     A field called `model` becomes the positional MODEL. The function's other parameters stay as
-    they are. ValueError from a choice that does not exist names the flag and the choices.
+    they are.
     """
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
@@ -49,19 +51,8 @@ def flags(**groups: type[DataClass]) -> Callable[[Callable[..., R]], Callable[..
 
 
 def collect(kind: type[D], values: dict[str, object]) -> D:
-    """The dataclass from flag values. ValueError for a value outside a field's choices."""
-    found: dict[str, object] = {}
-    for f in fields(kind):
-        value = values[f.name]
-        choices = f.metadata.get("choices", ())
-        if choices and value is not None and value not in choices:
-            raise ValueError(f"{flag_name(f.name)} {value}: choose one of {', '.join(choices)}")
-        found[f.name] = value
-    return kind(**found)
-
-
-def flag_name(field_name: str) -> str:
-    return "--" + field_name.replace("_", "-")
+    """The dataclass from flag values. ValueError is the dataclass's own."""
+    return kind(**{f.name: values[f.name] for f in fields(kind)})
 
 
 def _parameters(kind: type[DataClass]) -> list[inspect.Parameter]:

@@ -15,8 +15,7 @@ from functools import partial
 
 import httpx
 
-from anabranch.cli.flags import flag_name
-from anabranch.core.config import EngineConfig
+from anabranch.core.config import EngineConfig, flag_name
 from anabranch.engine.early import Early
 from anabranch.server.options import ServeOptions
 from anabranch.server.run import address, hosting, listen, serve

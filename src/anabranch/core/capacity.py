@@ -14,13 +14,16 @@ FREE_SHARE = 0.6
 
 
 def parse_bytes(text: str) -> int:
-    """ "2GiB", "512M" or "1000" -> bytes. ValueError otherwise."""
+    """ "2GiB", "512M" or "1000" -> bytes. ValueError otherwise, or below 0."""
     cleaned = text.strip().upper().removesuffix("IB").removesuffix("B")
     unit = cleaned[-1:] if cleaned[-1:] in _UNITS else ""
     try:
-        return int(float(cleaned.removesuffix(unit)) * _UNITS[unit])
+        size = int(float(cleaned.removesuffix(unit)) * _UNITS[unit])
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is not a size; write 2GiB, 512MiB or bytes") from None
+        size = -1
+    if size < 0:
+        raise ValueError(f"{text!r} is not a size; write 2GiB, 512MiB or bytes")
+    return size
 
 
 def kv_budget(config: EngineConfig, machine: Machine, weights: int) -> int:

@@ -10,12 +10,12 @@ from anabranch.core.abilities import WORD, lacking, partial_width
 from anabranch.core.arch import GQA, MLA, Arch, SharedKV
 from anabranch.core.ask import Ask, Machine, Numbers, Refusal
 from anabranch.core.capacity import parse_bytes
-from anabranch.core.config import EngineConfig
+from anabranch.core.config import EngineConfig, flag_name
 from anabranch.layout.costs import SHIPPED
 
 Check = Callable[[Ask], tuple[str, Numbers] | None]
 CHECKS: dict[str, Check] = {}
-MOST_THREADS = 1024
+MOST_THREADS = MOST_RANKS = 1024
 
 
 def check(code: str) -> Callable[[Check], Check]:
@@ -40,7 +40,17 @@ def _positive(a: Ask) -> tuple[str, Numbers] | None:
     for name in names:
         value = getattr(a.config, name)
         if value is not None and value < 1:
-            return f"--{name.replace('_', '-')} must be at least 1, got {value}.", {name: value}
+            return f"{flag_name(name)} must be at least 1, got {value}.", {name: value}
+    return None
+
+
+@check("ranks_too_many")
+def _ranks(a: Ask) -> tuple[str, Numbers] | None:
+    if a.config.tp > MOST_RANKS:
+        return (
+            f"--tp {a.config.tp}: a model copy may have {MOST_RANKS} ranks.",
+            {"tp": a.config.tp, "most": MOST_RANKS},
+        )
     return None
 
 
@@ -60,6 +70,15 @@ def _threads(a: Ask) -> tuple[str, Numbers] | None:
             f"{a.machine.cores} cores.",
             {"threads": threads, "most": MOST_THREADS, "cores": a.machine.cores},
         )
+    return None
+
+
+@check("kv_memory_no_size")
+def _kv_memory(a: Ask) -> tuple[str, Numbers] | None:
+    try:
+        parse_bytes((a.config.kv_memory or "0").removesuffix("%"))
+    except ValueError as error:
+        return f"--kv-memory {a.config.kv_memory}: {error}.", {"kv_memory": str(a.config.kv_memory)}
     return None
 
 
@@ -276,8 +295,8 @@ def _cp_choices(a: Ask) -> tuple[str, Numbers] | None:
     for name in ("kv_to_q", "cp_split"):
         value = getattr(a.config, name)
         if value != "auto" and a.config.attn_cp == 1:
-            flag = name.replace("_", "-")
-            return f"--{flag} {value} is about context parallelism: --attn-cp is 1.", {"attn_cp": 1}
+            flag = flag_name(name)
+            return f"{flag} {value} is about context parallelism: --attn-cp is 1.", {"attn_cp": 1}
     if a.config.kv_to_q == "expand" and not isinstance(a.arch.attn, MLA):
         return (
             "--kv-to-q expand is about latents that keys and values are computed from: this model "

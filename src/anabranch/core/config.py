@@ -1,11 +1,12 @@
 """What the user chose: one frozen dataclass whose fields are the flags of every command.
 
 Owns names, defaults and one-line help. `cli` makes flags from the fields, `LLM` takes them as
-keywords, `core.resolve` turns them into a `RunConfig` or a `Refusal`. Decides nothing itself.
+keywords, `core.resolve` turns them into a `RunConfig` or a `Refusal`. Decides nothing itself, but
+takes no value that is of another type or no choice of its field.
 """
 
 from dataclasses import dataclass, field, fields
-from typing import TypeVar
+from typing import TypeVar, get_type_hints
 
 Choice = str
 T = TypeVar("T")
@@ -16,10 +17,16 @@ def _flag(default: T, text: str, *choices: str) -> T:
     return made
 
 
+def flag_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Everything that decides how a model is loaded and run. Sizes in tokens unless said
     otherwise.
+
+    ValueError names the flag of a wrong value, and what it may be.
     """
 
     model: str | None = _flag(None, "folder, hub id, .gguf file or catalogue name")
@@ -103,9 +110,20 @@ class EngineConfig:
     debug_dir: str | None = _flag(None, "where traces are written")
     ops: Choice = _flag("auto", "provider of ops", "auto", "reference", "cpp")
 
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value, hint = getattr(self, f.name), HINTS[f.name]
+            name, choices = flag_name(f.name), f.metadata["choices"]
+            if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+                wanted = getattr(hint, "__name__", str(hint))
+                raise ValueError(f"{name} {value!r}: wanted {wanted}")
+            if choices and value is not None and value not in choices:
+                raise ValueError(f"{name} {value}: choose one of {', '.join(choices)}")
+
     @property
     def debug_switches(self) -> frozenset[str]:
         return frozenset(s for s in self.debug.split(",") if s)
 
 
+HINTS = get_type_hints(EngineConfig)
 ENGINE_FIELDS = tuple(f.name for f in fields(EngineConfig))

@@ -7,7 +7,7 @@ from math import log2
 
 from anabranch.core.arch import Arch
 from anabranch.core.ask import Ask, Machine
-from anabranch.core.checks import legal_stripes, refuse
+from anabranch.core.checks import MOST_RANKS, legal_stripes, refuse
 from anabranch.core.config import EngineConfig
 
 
@@ -34,7 +34,8 @@ def nearest(config: EngineConfig, arch: Arch, machine: Machine) -> str | None:
 
 def _around(config: EngineConfig) -> Iterator[EngineConfig]:
     """Layouts of up to the asked ranks, every choice within a layout left open."""
-    sizes = [n for n in range(1, max(config.tp, 1) + 1) if n <= 16 or n == config.tp]
+    most = min(max(config.tp, 1), MOST_RANKS)
+    sizes = sorted({*range(1, min(most, 16) + 1), most})
     for tp in sizes:
         divisors = [d for d in range(1, tp + 1) if tp % d == 0]
         for dp, cp in product(divisors, divisors):
