@@ -60,6 +60,7 @@ def disagree_on_counts(world, rank: int, size: int) -> str:
 def give_up(world, rank: int, size: int) -> str:
     """Rank 1 aborts instead of entering."""
     g = group_of(world, rank, size)
+    world.barrier()  # else one may still be opening its groups, and be told there
     if rank == 1:
         world.abort()
         return "aborted"
