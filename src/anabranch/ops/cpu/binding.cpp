@@ -576,6 +576,7 @@ NB_MODULE(_cpu, m) {
   using anabranch::Provider;
   m.doc() = "The compiled CPU kernels; see anabranch.ops.cpu.provider.";
   m.def("team_name", &anabranch::team_name);
+  m.def("has_tiles", &anabranch::has_tiles);
   m.def("isas", [] {
     int count;
     const anabranch::Isa* all = anabranch::isas(&count);

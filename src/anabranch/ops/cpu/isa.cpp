@@ -60,9 +60,14 @@ bool runs_avx512() {
          all(cpuid(7, 0).c, bit(11)) && all(cpuid(7, 1).a, bit(5));    // VNNI, BF16
 }
 
+bool runs_tiles() {
+  return (enabled_states() & 0x60000) == 0x60000 && all(cpuid(7, 0).d, bit(22) | bit(24));  // AMX-BF16, -TILE
+}
+
 #else
 
 bool runs_generic() { return true; }
+bool runs_tiles() { return false; }
 
 #endif
 
@@ -81,5 +86,7 @@ const Isa* isas(int* count) {
   *count = sizeof all / sizeof *all;
   return all;
 }
+
+bool has_tiles() { return runs_tiles(); }
 
 }  // namespace anabranch

@@ -14,4 +14,7 @@ struct Isa {
 // Every compiled set, the widest first.
 const Isa* isas(int* count);
 
+// Whether the processor multiplies tiles of bfloat16 (AMX) and the operating system keeps their state.
+bool has_tiles();
+
 }  // namespace anabranch

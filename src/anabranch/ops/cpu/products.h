@@ -1,5 +1,5 @@
 // Kernels of what lies around attention: rms_norm, gated, linear, run_experts. See ops/signatures.py
-// for what they mean. Products are fp32 sums of fp32 products whatever the dtype; what is stored is rounded once.
+// for what they mean. Sums are fp32 whatever the dtype, and what is stored is rounded once.
 #pragma once
 
 #include <stdlib.h>
@@ -57,7 +57,8 @@ void norm_rows(const NormArgs& a, int64_t from, int64_t to) {
     T* out = (T*)a.out + row * a.width;
     vf squares[2] = {};
     int64_t i = 0;
-    for (; i + 2 * W <= a.width; i += 2 * W) ANABRANCH_EACH (u, 2) {
+    for (; i + 2 * W <= a.width; i += 2 * W)
+      ANABRANCH_EACH (u, 2) {
         const vf v = load(x + i + u * W);
         squares[u] += v * v;
       }
@@ -127,72 +128,150 @@ void gated(const GatedArgs& a) { over_rows<GatedArgs, gate_any>(a, a.rows, a.row
 
 // ---- linear
 
-// R rows against C rows of weights, U registers of each at a time: to[c * R + r] = x_r . w_c. Meanwhile
-// the rows of weights `ahead`, unless null, are fetched.
+// What one instruction of a product with weights of T multiplies: `size` elements of a row, which is kept
+// as Row, with as many weights.
+template <class T>
+struct Operand {
+  typedef float Row;
+  typedef vf Vector;
+  static constexpr int size = W;
+  template <class U>
+  static ANABRANCH_INLINE vf load(const U* p, int n) {
+    return load_up_to(p, n);
+  }
+  static ANABRANCH_INLINE vf add(vf sum, vf x, vf w) { return sum + x * w; }
+};
+#if defined(__AVX512BF16__)
+template <>
+struct Operand<Bf16> {  // two products a lane and instruction, and nothing to be widened
+  typedef Bf16 Row;
+  typedef __m512bh Vector;
+  static constexpr int size = 2 * W;
+  static ANABRANCH_INLINE __m512bh load(const Bf16* p, int n) {
+    return (__m512bh)(n == size ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16((1u << n) - 1, p));
+  }
+  static ANABRANCH_INLINE vf add(vf sum, __m512bh x, __m512bh w) {
+    return (vf)_mm512_dpbf16_ps((__m512)sum, x, w);
+  }
+};
+#endif
+template <class T>
+using RowOf = typename Operand<T>::Row;
+template <class T>
+constexpr bool kWidened = sizeof(RowOf<T>) != sizeof(T);  // whether rows of T are copied to be multiplied
+
+// R rows against C rows of weights over [from, to) of the width, U registers of each at a time: lane by
+// lane, lanes[c * stride + r] grows by x_r . w_c. Meanwhile the rows of weights `ahead` are fetched.
 template <int R, int C, int U, class T>
-ANABRANCH_INLINE void dots(const float* const* x, const T* const* w, int64_t width, float* to,
-                           const T* const* ahead = nullptr) {
+ANABRANCH_INLINE void dots(const RowOf<T>* const* x, const T* const* w, int64_t from, int64_t to,
+                           float* lanes, int64_t stride, const T* const* ahead) {
+  typedef Operand<T> O;
+  constexpr int line = 64 / (O::size * sizeof(T));  // operands that a cache line of weights fills
   vf sum[C][R][U] = {};
   const auto step = [&](int64_t i, int u, int n) {
-    vf part[C];
-    ANABRANCH_EACH (c, C) part[c] = load_up_to(w[c] + i, n);
+    typename O::Vector part[C];
+    ANABRANCH_EACH (c, C) part[c] = O::load(w[c] + i, n);
     ANABRANCH_EACH (r, R) {
-      const vf v = load_up_to(x[r] + i, n);
-      ANABRANCH_EACH (c, C) sum[c][r][u] += v * part[c];
+      const typename O::Vector v = O::load(x[r] + i, n);
+      ANABRANCH_EACH (c, C) sum[c][r][u] = O::add(sum[c][r][u], v, part[c]);
     }
   };
-  int64_t i = 0;
-  for (; i + U * W <= width; i += U * W) {
-    if (ahead) ANABRANCH_EACH (c, C) __builtin_prefetch(ahead[c] + i);
-    ANABRANCH_EACH (u, U) step(i + u * W, u, W);
+  int64_t i = from;
+  for (; i + line * O::size <= to; i += line * O::size) {
+    if (ahead)
+      ANABRANCH_EACH (c, C) __builtin_prefetch(ahead[c] + i);
+    ANABRANCH_EACH (u, line) step(i + u * O::size, u % U, O::size);
   }
-  for (; i < width; i += W) step(i, 0, left_of(i, width));
-  ANABRANCH_EACH (c, C) ANABRANCH_EACH (r, R) {
+  for (; i < to; i += O::size) step(i, 0, to - i < O::size ? (int)(to - i) : O::size);
+  ANABRANCH_EACH (c, C)
+    ANABRANCH_EACH (r, R) {
+      float* const kept = lanes + (c * stride + r) * W;
       for (int u = 1; u < U; ++u) sum[c][r][0] += sum[c][r][u];
-      to[c * R + r] = sum_lanes(sum[c][r][0]);
+      store(kept, load(kept) + sum[c][r][0]);
     }
 }
 
 constexpr int kTogether = W == 16 ? 8 : 4;  // rows whose sums with three rows of weights fit the registers
 
-// All rows against C rows of weights, some at a time: to[c * count + i]. All but the first have the weights
-// in a cache; their time is used to fetch the next ones, `ahead`.
+// All rows against C rows of weights over [from, to) of the width, some at a time. All but the first have
+// the weights in a cache: the time of the second, or of the only one, is used to fetch the next ones,
+// `ahead`.
 template <int C, class T>
-void dots_of(const float* const* x, int64_t count, const T* const* w, int64_t width, float* to,
-             const T* const* ahead = nullptr) {
-  float few[C * kTogether];
+void dots_of(const RowOf<T>* const* x, int64_t count, const T* const* w, int64_t from, int64_t to,
+             float* lanes, const T* const* ahead) {
+  const int64_t second = count > kTogether ? kTogether : 0;
   int64_t i = 0;
-  const auto keep = [&](int n) {
-    for (int c = 0; c < C; ++c)
-      for (int r = 0; r < n; ++r) to[c * count + i + r] = few[c * n + r];
-    i += n;
-  };
-  for (; i + kTogether <= count;) {
-    dots<kTogether, C, 1>(x + i, w, width, few, i ? ahead : nullptr);
-    keep(kTogether);
+  const auto fetched = [&] { return i == second ? ahead : nullptr; };
+  for (; i + kTogether <= count; i += kTogether)
+    dots<kTogether, C, 1>(x + i, w, from, to, lanes + i * W, count, fetched());
+  for (; i + 4 <= count; i += 4) dots<4, C, 1>(x + i, w, from, to, lanes + i * W, count, fetched());
+  for (; i + 2 <= count; i += 2) dots<2, C, 2>(x + i, w, from, to, lanes + i * W, count, fetched());
+  for (; i < count; ++i) dots<1, C, 4>(x + i, w, from, to, lanes + i * W, count, fetched());
+}
+
+constexpr int64_t kNear = 16 << 10;  // bytes of x that stay in the nearest cache beside weights
+constexpr int64_t kLanes = 8 << 10;  // bytes of sums that do, too
+
+// Floats that the products of `count` rows with C rows of weights at a time need.
+template <int C>
+int64_t room_of(int64_t count) {
+  const int64_t least = C * count * W, some = kLanes / sizeof(float);
+  return (least > some ? least : some) + C * count;
+}
+
+// done(t, sums) for every t of [0, tuples): sums[c * count + r] is x_r . w_c of the C rows of weights, a
+// tuple, that at(t, w) tells. Where the rows of x are more than the nearest cache holds, the width is gone
+// through in pieces, and a piece of x stays there for a group of tuples.
+template <int C, class T, class At, class Done>
+void products_of(const RowOf<T>* const* x, int64_t count, int64_t width, int64_t tuples, float* room,
+                 const At& at, const Done& done) {
+  if (!count) return;
+  const int64_t near = kNear / sizeof(RowOf<T>) / count / 64 * 64;
+  const int64_t depth = width <= near ? width : near < 256 ? 256 : near;
+  const int64_t size = C * count, fit = kLanes / sizeof(float) / W / size;
+  const int64_t group = depth == width || fit < 1 ? 1 : fit;
+  float *const lanes = room + size, *const sums = room;
+  for (int64_t g = 0; g < tuples; g += group) {
+    const int64_t end = g + group < tuples ? g + group : tuples;
+    memset(lanes, 0, (end - g) * size * W * sizeof(float));
+    for (int64_t k = 0; k < width; k += depth) {
+      const int64_t to = k + depth < width ? k + depth : width;
+      for (int64_t t = g; t < end; ++t) {
+        const T *w[C], *ahead[C];
+        at(t, w);
+        // What comes next: this piece of the next tuple, the group's next piece, the next group's first.
+        const bool same = t + 1 < end, next = !same && to < width;
+        at(same ? t + 1 : next ? g : end < tuples ? end : t, ahead);
+        ANABRANCH_EACH (c, C) ahead[c] += same ? 0 : next ? depth : -k;
+        dots_of<C>(x, count, w, k, to, lanes + (t - g) * size * W, ahead);
+      }
+    }
+    for (int64_t t = g; t < end; ++t) {
+      for (int64_t i = 0; i < size; ++i) sums[i] = sum_lanes(load(lanes + ((t - g) * size + i) * W));
+      done(t, sums);
+    }
   }
-  for (; i + 4 <= count;) dots<4, C, 1>(x + i, w, width, few), keep(4);
-  for (; i + 2 <= count;) dots<2, C, 2>(x + i, w, width, few), keep(2);
-  for (; i < count;) dots<1, C, 4>(x + i, w, width, few), keep(1);
 }
 
 constexpr int kColumns = 3;  // rows of weights at a time: a row of x is read once for each
 
+template <class T>
 struct LinearJob {
   const LinearArgs& args;
   int64_t parts;
-  const float** rows;  // [rows] of x in fp32
-  float* room;         // kColumns * rows floats per worker
+  const RowOf<T>** rows;  // [rows] of x
+  int64_t room_size;
+  float* room;  // room_size floats per worker
 };
 
-// Copies of 16-bit rows in fp32; fp32 rows are used where they lie.
+// Where rows of x lie as they are multiplied: copied to `wide`, or where they are.
 template <class T>
-void widen_rows(const char* x, int64_t count, int64_t dim, int64_t stride, const int64_t* pick, float* wide,
-                const float** rows) {
+void place_rows(const char* x, int64_t count, int64_t dim, int64_t stride, const int64_t* pick,
+                RowOf<T>* wide, const RowOf<T>** rows) {
   for (int64_t p = 0; p < count; ++p) {
     const T* from = (const T*)x + (pick ? pick[p] : p) * stride;
-    rows[p] = wide ? wide + p * dim : (const float*)from;
-    for (int64_t i = 0; wide && i < dim; i += W) {
+    rows[p] = kWidened<T> ? wide + p * dim : (const RowOf<T>*)from;
+    for (int64_t i = 0; kWidened<T> && i < dim; i += W) {
       const int n = left_of(i, dim);
       store_up_to(wide + p * dim + i, load_up_to(from + i, n), n);
     }
@@ -200,102 +279,101 @@ void widen_rows(const char* x, int64_t count, int64_t dim, int64_t stride, const
 }
 
 template <class T>
-void linear_columns(const LinearJob& job, float* room, int64_t from, int64_t to) {
+void linear_columns(const LinearJob<T>& job, float* room, int64_t from, int64_t to) {
   const LinearArgs& a = job.args;
   const T *weight = (const T*)a.weight, *bias = (const T*)a.bias;
-  for (int64_t c = from; c < to; c += kColumns) {
-    const int64_t last = c + kColumns <= to ? c + kColumns - 1 : to - 1;
-    const T *w[kColumns], *ahead[kColumns];
+  const auto at = [&](int64_t t, const T** w) {
     for (int k = 0; k < kColumns; ++k) {
-      w[k] = weight + (c + k < last ? c + k : last) * a.weight_stride;
-      ahead[k] = weight + (last + 1 + k < to ? last + 1 + k : last) * a.weight_stride;
+      const int64_t c = from + t * kColumns + k;
+      w[k] = weight + (c < to ? c : to - 1) * a.weight_stride;
     }
-    dots_of<kColumns>(job.rows, a.rows, w, a.width, room, ahead);
-    for (int64_t d = c; d <= last; ++d) {
+  };
+  const auto done = [&](int64_t t, const float* sums) {
+    for (int64_t k = 0, d = from + t * kColumns; k < kColumns && d < to; ++k, ++d) {
       const float extra = bias ? load_part(bias + d, 1)[0] : 0.0f;
       for (int64_t row = 0; row < a.rows; ++row)
-        store_part((T*)a.out + row * a.columns + d, broadcast(room[(d - c) * a.rows + row] + extra), 1);
+        store_part((T*)a.out + row * a.columns + d, broadcast(sums[k * a.rows + row] + extra), 1);
     }
-  }
+  };
+  products_of<kColumns, T>(job.rows, a.rows, a.width, (to - from + kColumns - 1) / kColumns, room, at, done);
 }
 
 template <class T>
-void linear_of(LinearJob& job, float* wide) {
-  const LinearArgs& a = job.args;
-  widen_rows<T>(a.x, a.rows, a.width, a.x_stride, nullptr, wide, job.rows);
+void linear_of(const LinearArgs& a) {
+  LinearJob<T> job{a, pieces(a.threads, a.columns * a.width * (int64_t)sizeof(T)), nullptr,
+                   room_of<kColumns>(a.rows), nullptr};
+  const int64_t wide = kWidened<T> ? a.rows * a.width : 0;
+  char* memory = (char*)malloc(a.rows * sizeof(void*) + job.parts * job.room_size * sizeof(float) +
+                               wide * sizeof(RowOf<T>));
+  job.rows = (const RowOf<T>**)memory;
+  job.room = (float*)(job.rows + a.rows);
+  place_rows<T>(a.x, a.rows, a.width, a.x_stride, nullptr, (RowOf<T>*)(job.room + job.parts * job.room_size),
+                job.rows);
   const auto task = [](void* context, int worker, int64_t i) {
-    const LinearJob& j = *static_cast<LinearJob*>(context);
+    const LinearJob<T>& j = *static_cast<LinearJob<T>*>(context);
     const int64_t n = j.args.columns;
-    linear_columns<T>(j, j.room + worker * kColumns * j.args.rows, n * i / j.parts, n * (i + 1) / j.parts);
+    linear_columns<T>(j, j.room + worker * j.room_size, n * i / j.parts, n * (i + 1) / j.parts);
   };
   run_tasks(a.threads, job.parts, task, &job);
+  free(memory);
 }
 
 void linear(const LinearArgs& a) {
-  const bool narrow = a.type != Type::f32;
-  LinearJob job{a, pieces(a.threads, a.columns * a.width * (narrow ? 2 : 4)), nullptr, nullptr};
-  const int64_t floats = job.parts * kColumns * a.rows + (narrow ? a.rows * a.width : 0);
-  char* memory = (char*)malloc(a.rows * sizeof(float*) + floats * sizeof(float));
-  job.rows = (const float**)memory;
-  job.room = (float*)(job.rows + a.rows);
-  float* wide = narrow ? job.room + job.parts * kColumns * a.rows : nullptr;
   switch (a.type) {
     case Type::f32:
-      linear_of<float>(job, wide);
-      break;
+      return linear_of<float>(a);
     case Type::bf16:
-      linear_of<Bf16>(job, wide);
-      break;
+      return linear_of<Bf16>(a);
     case Type::f16:
-      linear_of<Half>(job, wide);
-      break;
+      return linear_of<Half>(a);
   }
-  free(memory);
 }
 
 // ---- run_experts
 
+template <class T>
 struct ExpertsJob {
   const ExpertsArgs& args;
   int64_t parts;
-  const float** rows;    // [pairs] the pair's row of x
-  const float** hidden;  // [pairs] what the pair's gate left, width wide
-  float* inside;         // behind `hidden`
-  float* total;          // [rows, dim]
-  float* room;           // 2 * pairs floats per worker
+  const RowOf<T>** rows;    // [pairs] the pair's row of x
+  const RowOf<T>** hidden;  // [pairs] what the pair's gate left, width wide
+  RowOf<T>* inside;         // behind `hidden`
+  float* total;             // [rows, dim]
+  int64_t room_size;
+  float* room;  // room_size floats per worker
 };
 
 // The hidden columns [from, to) of every pair.
 template <class T>
-void hidden_columns(const ExpertsJob& job, float* room, int64_t from, int64_t to) {
+void hidden_columns(const ExpertsJob<T>& job, float* room, int64_t from, int64_t to) {
   const ExpertsArgs& a = job.args;
   for (int64_t e = 0; e < a.experts; ++e) {
     const int64_t begin = a.begin[e], count = a.begin[e + 1] - begin;
     if (!count) continue;
     const T* weights = (const T*)a.gate_up + e * a.gate_up_stride[0];
     const T* bias = a.gate_up_bias ? (const T*)a.gate_up_bias + e * 2 * a.width : nullptr;
-    for (int64_t j = from; j < to; ++j) {
-      const T* w[] = {weights + j * a.gate_up_stride[1], weights + (a.width + j) * a.gate_up_stride[1]};
-      dots_of<2>(job.rows + begin, count, w, a.dim, room);
+    const auto at = [&](int64_t t, const T** w) {
+      w[0] = weights + (from + t) * a.gate_up_stride[1];
+      w[1] = w[0] + a.width * a.gate_up_stride[1];
+    };
+    const auto done = [&](int64_t t, float* sums) {
+      const int64_t j = from + t;
       const float g = bias ? load_part(bias + j, 1)[0] : 0.0f;
       const float up = bias ? load_part(bias + a.width + j, 1)[0] : 0.0f;
-      for (int64_t p = 0; p < count; ++p) {
-        room[p] += g;
-        room[count + p] += up;
-      }
       for (int64_t p = 0; p < count; p += W) {
         const int n = left_of(p, count);
-        float out[W];
-        store(out, gate<T>(a.gate, load_part(room + p, n), load_part(room + count + p, n)));
+        RowOf<T> out[W];
+        store(out, gate<T>(a.gate, load_part(sums + p, n) + g, load_part(sums + count + p, n) + up));
         for (int q = 0; q < n; ++q) job.inside[(begin + p + q) * a.width + j] = out[q];
       }
-    }
+    };
+    products_of<2, T>(job.rows + begin, count, a.dim, to - from, room, at, done);
   }
 }
 
 // The output columns [from, to) of every row, expert by expert.
 template <class T>
-void output_columns(const ExpertsJob& job, float* room, int64_t from, int64_t to) {
+void output_columns(const ExpertsJob<T>& job, float* room, int64_t from, int64_t to) {
   const ExpertsArgs& a = job.args;
   for (int64_t row = 0; row < a.rows; ++row)
     memset(job.total + row * a.dim + from, 0, (to - from) * sizeof(float));
@@ -304,17 +382,19 @@ void output_columns(const ExpertsJob& job, float* room, int64_t from, int64_t to
     if (!count) continue;
     const T* weights = (const T*)a.down + e * a.down_stride[0];
     const T* bias = a.down_bias ? (const T*)a.down_bias + e * a.dim : nullptr;
-    for (int64_t c = from; c < to; c += 2) {
-      const int64_t last = c + 1 < to ? c + 1 : c;
-      const T* w[] = {weights + c * a.down_stride[1], weights + last * a.down_stride[1]};
-      dots_of<2>(job.hidden + begin, count, w, a.width, room);
-      for (int64_t d = c; d <= last; ++d) {
+    const auto at = [&](int64_t t, const T** w) {
+      const int64_t c = from + 2 * t;
+      w[0] = weights + c * a.down_stride[1];
+      w[1] = c + 1 < to ? w[0] + a.down_stride[1] : w[0];
+    };
+    const auto done = [&](int64_t t, const float* sums) {
+      for (int64_t d = from + 2 * t; d < from + 2 * t + 2 && d < to; ++d, sums += count) {
         const float extra = bias ? load_part(bias + d, 1)[0] : 0.0f;
-        const float* sums = room + (d - c) * count;
         for (int64_t p = 0; p < count; ++p)
           job.total[a.row[begin + p] * a.dim + d] += a.weight[begin + p] * (sums[p] + extra);
       }
-    }
+    };
+    products_of<2, T>(job.hidden + begin, count, a.width, (to - from + 1) / 2, room, at, done);
   }
   for (int64_t row = 0; row < a.rows; ++row)
     for (int64_t i = from; i < to; i += W) {
@@ -324,49 +404,50 @@ void output_columns(const ExpertsJob& job, float* room, int64_t from, int64_t to
 }
 
 template <class T>
-void experts_of(ExpertsJob& job, float* wide) {
-  const ExpertsArgs& a = job.args;
-  widen_rows<T>(a.x, a.pairs, a.dim, a.x_stride, a.row, wide, job.rows);
+void experts_of(const ExpertsArgs& a) {
+  ExpertsJob<T> job{a,
+                    pieces(a.threads, a.experts * a.width * a.dim * 3 * (int64_t)sizeof(T)),
+                    nullptr,
+                    nullptr,
+                    nullptr,
+                    nullptr,
+                    room_of<2>(a.pairs),
+                    nullptr};
+  const int64_t floats = a.rows * a.dim + job.parts * job.room_size;
+  const int64_t kept = a.pairs * (a.width + (kWidened<T> ? a.dim : 0));
+  char* memory =
+      (char*)malloc(2 * a.pairs * sizeof(void*) + floats * sizeof(float) + kept * sizeof(RowOf<T>));
+  job.rows = (const RowOf<T>**)memory;
+  job.hidden = job.rows + a.pairs;
+  job.total = (float*)(job.hidden + a.pairs);
+  job.room = job.total + a.rows * a.dim;
+  job.inside = (RowOf<T>*)(job.room + job.parts * job.room_size);
+  place_rows<T>(a.x, a.pairs, a.dim, a.x_stride, a.row, job.inside + a.pairs * a.width, job.rows);
   for (int64_t p = 0; p < a.pairs; ++p) job.hidden[p] = job.inside + p * a.width;
   const auto first = [](void* context, int worker, int64_t i) {
-    const ExpertsJob& j = *static_cast<ExpertsJob*>(context);
+    const ExpertsJob<T>& j = *static_cast<ExpertsJob<T>*>(context);
     const int64_t n = j.args.width;
-    hidden_columns<T>(j, j.room + worker * 2 * j.args.pairs, n * i / j.parts, n * (i + 1) / j.parts);
+    hidden_columns<T>(j, j.room + worker * j.room_size, n * i / j.parts, n * (i + 1) / j.parts);
   };
   const auto second = [](void* context, int worker, int64_t i) {
-    const ExpertsJob& j = *static_cast<ExpertsJob*>(context);
+    const ExpertsJob<T>& j = *static_cast<ExpertsJob<T>*>(context);
     const int64_t n = j.args.dim;
-    output_columns<T>(j, j.room + worker * 2 * j.args.pairs, n * i / j.parts, n * (i + 1) / j.parts);
+    output_columns<T>(j, j.room + worker * j.room_size, n * i / j.parts, n * (i + 1) / j.parts);
   };
   run_tasks(a.threads, job.parts, first, &job);
   run_tasks(a.threads, job.parts, second, &job);
+  free(memory);
 }
 
 void run_experts(const ExpertsArgs& a) {
-  const int64_t size = a.type == Type::f32 ? 4 : 2;
-  ExpertsJob job{a, pieces(a.threads, a.experts * a.width * a.dim * 3 * size), nullptr, nullptr, nullptr,
-                 nullptr, nullptr};
-  const int64_t wide = a.type == Type::f32 ? 0 : a.pairs * a.dim;
-  const int64_t floats = a.pairs * a.width + a.rows * a.dim + job.parts * 2 * a.pairs + wide;
-  char* memory = (char*)malloc(2 * a.pairs * sizeof(float*) + floats * sizeof(float));
-  job.rows = (const float**)memory;
-  job.hidden = job.rows + a.pairs;
-  job.inside = (float*)(job.hidden + a.pairs);
-  job.total = job.inside + a.pairs * a.width;
-  job.room = job.total + a.rows * a.dim;
-  float* widened = wide ? job.room + job.parts * 2 * a.pairs : nullptr;
   switch (a.type) {
     case Type::f32:
-      experts_of<float>(job, widened);
-      break;
+      return experts_of<float>(a);
     case Type::bf16:
-      experts_of<Bf16>(job, widened);
-      break;
+      return experts_of<Bf16>(a);
     case Type::f16:
-      experts_of<Half>(job, widened);
-      break;
+      return experts_of<Half>(a);
   }
-  free(memory);
 }
 
 }  // namespace

@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from anabranch.ops.cpu import _cpu
 
 ISA_VARIABLE = "ANABRANCH_ISA"
-SOME = range(2, 17)
-"""Rows for which weights are read once here and more than once by the library, where that is quick
-for the dtype at all: see FEW."""
 FEW = 24
-"""Rows an expert, on average, from which the library's matrix products are quicker, where the
-library has any for the dtype: 16-bit ones are quick with AVX-512 alone."""
+"""Rows an expert, on average, from which the library's matrix products are quicker, where it has
+quick ones for the dtype at all."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,8 @@ class Machine:
 
     compiled: tuple[str, ...]
     runnable: tuple[str, ...]
+    tiles: bool
+    """Whether the processor multiplies tiles of bfloat16 (AMX)."""
     team: str
 
 
@@ -50,7 +49,16 @@ def machine() -> Machine | None:
         return None
     isas = extension.isas()
     compiled = tuple(name for name, _ in isas)
-    return Machine(compiled, tuple(name for name, runs in isas if runs), extension.team_name())
+    runnable = tuple(name for name, runs in isas if runs)
+    return Machine(compiled, runnable, extension.has_tiles(), extension.team_name())
+
+
+def library_from(isa: str, tiles: bool) -> dict[torch.dtype, int]:
+    """Rows from which the library's matrix product is quicker than the one here, which reads the
+    weights once for up to 8 rows; of dtypes that are missing it has no quick one."""
+    if isa != "avx512":
+        return {torch.float32: 17}
+    return {torch.float32: 17, torch.bfloat16: 5 if tiles else 17}
 
 
 def chosen_isa(here: Machine) -> str:
@@ -93,7 +101,7 @@ class CppOps:
         extension = importlib.import_module("anabranch.ops.cpu._cpu")
         isa = chosen_isa(here)
         self._native: _cpu.Provider = extension.Provider(isa, threads, Tensor)
-        self._quick = (torch.float32,) if isa != "avx512" else (torch.float32, torch.bfloat16)
+        self._library_from = library_from(isa, here.tiles)
         self.copy_rows = self._native.copy_rows
         self.pack_partials = self._native.pack_partials
 
@@ -215,7 +223,7 @@ class CppOps:
         if x.dim() != 2:
             rows = self.linear(x.flatten(0, -2), weight, bias)
             return rows.view(*x.shape[:-1], len(weight))
-        if x.dtype in self._quick and len(x) not in SOME:
+        if len(x) >= self._library_from.get(x.dtype, math.inf):
             return products.linear(x, weight, bias)
         if x.stride(1) != 1:
             x = x.contiguous()
@@ -239,7 +247,7 @@ class CppOps:
         down_bias: Tensor | None = None,
     ) -> Tensor:
         """See ``signatures.RunExperts``. Many rows are left to the library's matrix products."""
-        if x.dtype in self._quick and ids.numel() > FEW * len(down):
+        if x.dtype in self._library_from and ids.numel() > FEW * len(down):
             return products.run_experts(
                 x, ids, weights, first=first, gate_up=gate_up, down=down, limit=limit, alpha=alpha,
                 shift=shift, gate_up_bias=gate_up_bias, down_bias=down_bias,
