@@ -1,4 +1,4 @@
-"""What lies around attention, on every provider against fp64: rms_norm, gated, linear, run_experts."""
+"""What lies around attention against fp64: rms_norm, gated, linear, run_experts."""
 
 import pytest
 import torch
