@@ -19,7 +19,7 @@ from anabranch.core.messages import Fatal
 from anabranch.engine.brain import Brain
 from anabranch.engine.crew import Crew, LocalCrew, describe, load_maker
 from anabranch.engine.loop import Loop
-from anabranch.engine.processes import die_with_parent, kill_group
+from anabranch.engine.processes import die_with_parent, keep_memory, kill_group
 from anabranch.engine.protocol import (
     FROM_BRAIN,
     FROM_RANK,
@@ -155,6 +155,7 @@ def main(channel_fd: int, pulse_fd: int, preload: str = "") -> int:
     gc.disable()  # while modules and weights are loaded, which leaves nothing to collect
     parent = os.getppid()
     die_with_parent(parent)
+    keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's ^C is the front's to act on
     channel = Channel(socket.socket(fileno=channel_fd))
     pulse = Pulse(pulse_fd)

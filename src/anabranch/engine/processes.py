@@ -17,6 +17,7 @@ from collections.abc import Callable
 from multiprocessing.context import ForkProcess
 
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 def spawn(channel: socket.socket, pulse_fd: int, preload: str = "") -> "subprocess.Popen[bytes]":
@@ -60,6 +61,15 @@ def die_with_parent(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(1)
+
+
+def keep_memory() -> None:
+    """Have the C library keep what is freed: each step wants what the last one gave back, and pages
+    fresh from the system cost more than the sums on them. Nothing where it has no such switch."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most it takes
+        libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
 
 
 def kill_group(leader: int) -> None:
