@@ -4,20 +4,15 @@ Bytes are those each rank puts into the verb. gloo is the better of pinned and u
 C++ verb into a given result, without the making of a tensor. bound_us is a plain copy, flag and add
 of as many bytes between two pinned processes (bound.cpp, compiled here). A target is a ratio to
 that bound, as both were measured where it was set; it never asks for less than its microseconds
-there. Where the cores of a virtual machine lie changes from second to second and moves both by a
-factor of three: they are measured by turns, and each figure is the median of its quietest turn
-(`turns_us` has them all). Ends with 1 when a target that applies is missed.
+there. They are measured by turns, and each figure is the median of its quietest turn (`turns_us`
+has them all). Ends with 1 when a target that applies is missed.
 """
 
 import argparse
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import ranks
 import torch
@@ -33,13 +28,8 @@ MANY = (10_240, 102_400)  # measured too from 8 ranks on
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 WIDTH = 16  # elements of a row
 
-REACH = {  # two ranks on two cores, from Python: us, and what the bound took on the same machine
-    4 << 10: (3.0, 0.5),
-    64 << 10: (10.0, 9.0),
-    1 << 20: (60.0, 45.0),
-}
+REACH = {4 << 10: 3.0, 64 << 10: 10.0, 1 << 20: 60.0}  # us, two ranks on two cores, from Python
 REACH_MANY = {10_240: 5.0, 102_400: 15.0}  # us, 8 ranks or more on as many cores
-TURNS = 5
 
 
 def ragged(rows: int, size: int) -> list[int]:
@@ -107,35 +97,6 @@ def rank_main(args: argparse.Namespace) -> None:
     world.barrier()
 
 
-def bounds(program: Path, sizes: list[str]) -> dict[int, float]:
-    """Microseconds of bound.cpp by bytes, the better of its two kinds of stores."""
-    cores = [str(c) for c in sorted(os.sched_getaffinity(0))]
-    run = [str(program), cores[0], cores[-1], *sizes]
-    said = subprocess.run(run, check=True, capture_output=True, text=True, timeout=120).stdout
-    rows = [json.loads(line) for line in said.splitlines()]
-    return {row["bytes"]: min(row["stored_us"], row["streamed_us"]) for row in rows}
-
-
-def by_turns(ranks_: int, sizes: str) -> tuple[dict[str, Any], dict[int, float]]:
-    """The rows over shared memory and the bounds, each figure of its quietest turn."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "bound"
-        source = Path(__file__).with_name("bound.cpp")
-        compiler = os.environ.get("CXX", "c++")
-        build = [compiler, "-O3", "-march=native", "-std=c++17", "-o", str(program), str(source)]
-        subprocess.run(build, check=True)
-        turns = [
-            (bounds(program, sizes.split(",")), ranks.run("shm", ranks_, True, ["--sizes", sizes]))
-            for _ in range(TURNS)
-        ]
-    shm = turns[0][1]
-    for i, row in enumerate(shm["rows"]):
-        all_turns = [turn["rows"][i] for _, turn in turns]
-        row["turns_us"] = [r["us"] for r in all_turns]
-        row |= {k: min(r[k] for r in all_turns) for k in ("us", "least_us", "c_us") if k in row}
-    return shm, {size: min(found[size] for found, _ in turns) for size in turns[0][0]}
-
-
 def copy_rows() -> list[dict[str, object]]:
     """The op beside the array library's copy of the same bytes, alone on its core."""
     bound = ops.bind("cpu", threads=1)
@@ -167,9 +128,8 @@ def verdict(row: dict, ranks_: int, cores: int, bound: float) -> float | None:
         return REACH_MANY.get(row["bytes"]) if ranks_ >= 8 else None
     if row["bytes"] not in REACH:
         return None
-    reach, bound_there = REACH[row["bytes"]]
-    scaled = reach * max(1.0, bound / bound_there)
-    return round(scaled * (2 if row["verb"] == "all_reduce" else 1), 2)
+    reach = REACH[row["bytes"]] * (2 if row["verb"] == "all_reduce" else 1)
+    return ranks.reach_here(reach, bound, row["bytes"])
 
 
 def main() -> None:
@@ -181,7 +141,12 @@ def main() -> None:
         return rank_main(args)
     sizes = args.sizes or ",".join(map(str, (*SIZES, *(MANY if args.ranks >= 8 else ()))))
     passed = ["--sizes", sizes]
-    shm, bound = by_turns(args.ranks, sizes)
+    turns, bound = ranks.by_turns(
+        lambda: ranks.run("shm", args.ranks, True, passed), [int(s) for s in sizes.split(",")]
+    )
+    shm = ranks.quietest(turns)
+    for i, row in enumerate(shm["rows"]):
+        row["turns_us"] = [turn["rows"][i]["us"] for turn in turns]
     gloo = [ranks.run("gloo", args.ranks, pinned, passed)["rows"] for pinned in (True, False)]
     rows, cores = [], len(os.sched_getaffinity(0))
     for i, row in enumerate(shm["rows"]):

@@ -3,8 +3,9 @@
 H 16, D 512, bf16, B 1, 8, 32: one layer's partials to their owners. The baseline is our own C++
 pack and merge around gloo, the better of pinned and unpinned; `a2a` is the same around shared
 memory. `stored` and `landed` are fused behind an attention's stores, to memory of its own and to
-the memory that the group lends. `--stress N` makes N fused exchanges with random delays on one
-rank, over processes and over threads, each equal in bits to the merge of all members' partials.
+the memory that the group lends. Targets are ratios to a bound, measured by turns with it, as in
+collectives.py. `--stress N` makes N fused exchanges with random delays on one rank, over processes
+and over threads, each equal in bits to the merge of all members' partials.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from anabranch.nn.attention.exchange import FusedRoute, PackRoute
 HEADS, WIDTH = 16, 512
 BATCHES = (1, 8, 32)
 REACH = {1: 5.0, 8: 25.0, 32: 90.0}  # us, two ranks on two cores
+BOUND = {1: 4 << 10, 8: 64 << 10, 32: 64 << 10}  # the measured bytes nearest to what a peer is sent
 SETS = 8  # of inputs that the stress goes through
 
 Inputs = tuple[list[Tensor], list[Tensor], Tensor, Tensor]
@@ -33,8 +35,10 @@ Inputs = tuple[list[Tensor], list[Tensor], Tensor, Tensor]
 def rank_main(args: argparse.Namespace) -> None:
     world, g = ranks.joined(args)
     bound = ops.bind("cpu", threads=1)
+    if args.stress:
+        stress(g, args.stress, bound)
     found = []
-    for rows in BATCHES:
+    for rows in () if args.stress else BATCHES:
         out = torch.randn(rows, HEADS, WIDTH).bfloat16()
         lse = torch.randn(rows, HEADS)
         sink = torch.zeros(HEADS // g.size)
@@ -48,8 +52,6 @@ def rank_main(args: argparse.Namespace) -> None:
                 args_ = g, out, lse, sink
                 row[name] = ranks.measure(world, lambda j=job, a=args_: j(*a))
         found.append(row)
-    if args.stress:
-        stress(g, args.stress, bound)
     if args.rank == 0:
         print(json.dumps(found))
     world.barrier()
@@ -128,7 +130,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.rank is not None:
         return rank_main(args)
-    shm = ranks.run("shm", args.ranks, True, ["--stress", str(args.stress)])
+    turns, bound = ranks.by_turns(
+        lambda: ranks.run("shm", args.ranks, True, []), sorted(set(BOUND.values()))
+    )
+    shm = ranks.quietest(turns)
     gloo = [ranks.run("gloo", args.ranks, pinned, []) for pinned in (True, False)]
     rows = []
     for i, row in enumerate(shm):
@@ -136,11 +141,15 @@ def main() -> None:
         row = {**row, "gloo_pinned_us": pinned, "gloo_unpinned_us": unpinned}
         row["times_faster"] = round(min(pinned, unpinned) / row["fused"]["us"], 1)
         if args.ranks == 2:
-            reach = REACH[row["B"]]
-            row |= {"reach_us": reach, "ok": row["fused"]["us"] <= reach}
+            size = BOUND[row["B"]]
+            reach = ranks.reach_here(REACH[row["B"]], bound[size], size)
+            row["turns_us"] = [turn[i]["fused"]["us"] for turn in turns]
+            row |= {"bound_us": bound[size], "bound_bytes": size, "reach_us": reach}
+            row["ok"] = row["fused"]["us"] <= reach
         rows.append(row)
         print(json.dumps(row))
     if args.stress:
+        ranks.run("shm", args.ranks, True, ["--stress", str(args.stress)])
         start = time.perf_counter()
         stress_threads(args.ranks, args.stress)
         rows.append(

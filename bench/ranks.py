@@ -10,8 +10,11 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -81,6 +84,51 @@ def measure(world: World, job: Callable[[], object], blocks: int = 21) -> Times:
             job()
         taken.append((time.perf_counter() - start) / CALLS * 1e6)
     return {"us": round(statistics.median(taken), 2), "least_us": round(min(taken), 2)}
+
+
+TURNS = 5
+THERE = {4 << 10: 0.5, 64 << 10: 9.0, 1 << 20: 45.0}
+"""Microseconds of bound.cpp by bytes on the machine where the targets were set."""
+
+
+def by_turns(measured: Callable[[], Any], sizes: list[int]) -> tuple[list[Any], dict[int, float]]:
+    """What `measured` gives, at TURNS turns with bound.cpp, and the bound's microseconds by bytes.
+
+    Where a virtual machine's cores lie changes from second to second and moves both by a factor of
+    three: of either the quietest turn counts.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "bound"
+        source = Path(__file__).with_name("bound.cpp")
+        compiler = os.environ.get("CXX", "c++")
+        build = [compiler, "-O3", "-march=native", "-std=c++17", "-o", str(program), str(source)]
+        subprocess.run(build, check=True)
+        turns = [(_bounds(program, sizes), measured()) for _ in range(TURNS)]
+    return [found for _, found in turns], quietest([bound for bound, _ in turns])
+
+
+def _bounds(program: Path, sizes: list[int]) -> dict[int, float]:
+    """Microseconds of bound.cpp by bytes, the better of its two kinds of stores."""
+    cores = [str(c) for c in sorted(os.sched_getaffinity(0))]
+    run = [str(program), cores[0], cores[-1], *map(str, sizes)]
+    said = subprocess.run(run, check=True, capture_output=True, text=True, timeout=120).stdout
+    rows = [json.loads(line) for line in said.splitlines()]
+    return {row["bytes"]: min(row["stored_us"], row["streamed_us"]) for row in rows}
+
+
+def quietest(turns: list[Any]) -> Any:
+    """The least of every number in results of one form."""
+    first = turns[0]
+    if isinstance(first, dict):
+        return {key: quietest([turn[key] for turn in turns]) for key in first}
+    if isinstance(first, list):
+        return [quietest(list(same)) for same in zip(*turns, strict=True)]
+    return min(turns) if isinstance(first, int | float) else first
+
+
+def reach_here(reach: float, bound: float, bytes_: int) -> float:
+    """A target in us, as the ratio to the bound for `bytes_` that it is; never less than itself."""
+    return round(reach * max(1.0, bound / THERE[bytes_]), 2)
 
 
 def save(path: str | None, result: dict) -> None:

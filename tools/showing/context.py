@@ -91,7 +91,7 @@ LINES = [
     ),
     Line(
         "fused exchange beside pack + gloo + merge; 1e5 bit-equal",
-        "B 1 <= 5 us, B 8 <= 25 us, B 32 <= 90 us", exchange,
+        "B 1 <= 5 us, B 8 <= 25 us, B 32 <= 90 us, where the bound is as quick as there", exchange,
     ),
     Line("demo", "exit 0", demo),
     Line("eval at tp 2, cp 2, decode TP, dcp 2, fp32", "identical to one process", cp_evaluation),
