@@ -31,6 +31,23 @@ def gather_until(world, rank: int, size: int, victim: int, how: str) -> tuple[st
     return "no error", 0.0
 
 
+def late_peer(world, rank: int, size: int) -> dict[str, list[float]]:
+    """Rank 1 comes late to its verbs, by little, then by much: how long rank 0 then spins."""
+    g = group_of(world, rank, size)
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    x = torch.ones(4, 8)
+    spins: dict[str, list[float]] = {}
+    for name, late, times in (("little", 4e-4, 30), ("much", 2e-2, 5)):
+        spins[name] = [world.spin_seconds]
+        for _ in range(times):
+            start = time.monotonic()
+            while rank == 1 and time.monotonic() - start < late:
+                pass
+            g.all_gather(x, [4] * size)
+            spins[name].append(world.spin_seconds)
+    return spins
+
+
 def disagree(world, rank: int, size: int) -> str:
     """Rank 0 enters another verb than the others."""
     g = group_of(world, rank, size)

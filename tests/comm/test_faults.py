@@ -39,6 +39,15 @@ def test_stuck_peer_is_named(kind: str) -> None:
             assert any("state T" in m or "failed" in m for m in states)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks that share a core never spin")
+def test_a_spin_grows_with_short_sleeps_and_shrinks_with_a_long_one() -> None:
+    """Else ranks whose wakes take longer than the spin would sleep at every wait once they had."""
+    spins = run_processes("shm", 2, faults.late_peer)[0]
+    least = spins["little"][0]
+    assert least > 0 and max(spins["little"]) > 2 * least
+    assert min(spins["much"][1:]) == least
+
+
 def test_other_verb_is_named() -> None:
     messages = run_processes("shm", 2, faults.disagree)
     assert any("is in" in m and "all_gather" in m and "reduce_scatter" in m for m in messages)

@@ -1,5 +1,6 @@
 #include "region.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -17,7 +18,9 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31686372616e616eull;
 constexpr int64_t kTick = 50'000'000;      // ns of sleep between two looks at the peer
-constexpr double kDefaultSpin = 30e-6;     // a futex wake costs about as much
+constexpr double kDefaultSpin = 30e-6;     // a futex wake costs about as much, on bare metal
+constexpr int64_t kMostSpin = 480'000;     // ns
+constexpr int64_t kSoon = 1'000'000;       // ns: a sleep this short was hardly worth it
 constexpr uint64_t kPage = 4096;
 constexpr const char* kFar = "runs on another host, which shared memory does not reach";
 
@@ -162,7 +165,7 @@ void Region::measure_spin(double spin) {
     cores += __builtin_popcountll(any);
   }
   if (spin < 0) spin = world() > cores ? 0 : kDefaultSpin;
-  spin_ = static_cast<int64_t>(spin * 1e9);
+  least_spin_ = spin_ = static_cast<int64_t>(spin * 1e9);
 }
 
 // Member 0 takes the memory and publishes it; the k-th group a rank asks for among the same members is
@@ -203,6 +206,9 @@ void Region::post(Line& line, uint64_t count) {
     syscall(SYS_futex, futex_word(line.posted), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 }
 
+// Where a wake takes longer than the spin (a virtual core that had halted), two ranks that once slept would
+// sleep at every wait from then on: each is woken too late for the other's spin. So a sleep that ended soon
+// makes the next spin longer, and one that did not takes that back.
 void Region::wait_long(Line& line, uint64_t count, const Where& where) const {
   if (spin_) {
     const int64_t end = now() + spin_;
@@ -219,7 +225,10 @@ void Region::wait_long(Line& line, uint64_t count, const Where& where) const {
     const uint64_t seen = line.posted.load();
     if (seen < count) sleep_on(line.posted, seen);
     line.sleepers.fetch_sub(1);
-    if (line.posted.load(std::memory_order_acquire) >= count) return;
+    if (line.posted.load(std::memory_order_acquire) >= count) {
+      spin_ = now() - start < kSoon ? std::min(2 * spin_, std::max(kMostSpin, least_spin_)) : least_spin_;
+      return;
+    }
     if (now() - start < kTick) continue;
     if (interrupted) interrupted();
     std::string why = trouble(where.peer);

@@ -112,7 +112,8 @@ class Region {
   char* base_;
   int rank_;
   double deadline_;
-  int64_t spin_ = 0;  // nanoseconds
+  int64_t least_spin_ = 0;    // nanoseconds
+  mutable int64_t spin_ = 0;  // now: longer after sleeps that were short
   int pidfds_[kMaxRanks];
   std::vector<uint64_t> asked_;  // groups this rank has asked for
 };

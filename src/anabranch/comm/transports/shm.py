@@ -123,7 +123,7 @@ class ShmWorld:
 
     @property
     def spin_seconds(self) -> float:
-        """How long a wait spins before it sleeps: 0 where ranks share cores."""
+        """How long a wait spins before it sleeps, now: 0 where ranks share cores."""
         return self._world.spin_seconds
 
     def transport(self, members: tuple[int, ...], me: int) -> ShmTransport:
