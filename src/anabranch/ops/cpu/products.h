@@ -161,12 +161,12 @@ template <class T>
 constexpr bool kWidened = sizeof(RowOf<T>) != sizeof(T);  // whether rows of T are copied to be multiplied
 
 // R rows against C rows of weights over [from, to) of the width, U registers of each at a time: lane by
-// lane, lanes[c * stride + r] grows by x_r . w_c. Meanwhile the rows of weights `ahead` are fetched.
+// lane, lanes[c * stride + r] grows by x_r . w_c. Meanwhile the rows of weights `ahead`, unless
+// null, are fetched.
 template <int R, int C, int U, class T>
 ANABRANCH_INLINE void dots(const RowOf<T>* const* x, const T* const* w, int64_t from, int64_t to,
                            float* lanes, int64_t stride, const T* const* ahead) {
   typedef Operand<T> O;
-  constexpr int line = 64 / (O::size * sizeof(T));  // operands that a cache line of weights fills
   vf sum[C][R][U] = {};
   const auto step = [&](int64_t i, int u, int n) {
     typename O::Vector part[C];
@@ -177,10 +177,11 @@ ANABRANCH_INLINE void dots(const RowOf<T>* const* x, const T* const* w, int64_t 
     }
   };
   int64_t i = from;
-  for (; i + line * O::size <= to; i += line * O::size) {
-    if (ahead)
+  for (; i + U * O::size <= to; i += U * O::size) {
+    if (ahead) {
       ANABRANCH_EACH (c, C) __builtin_prefetch(ahead[c] + i);
-    ANABRANCH_EACH (u, line) step(i + u * O::size, u % U, O::size);
+    }
+    ANABRANCH_EACH (u, U) step(i + u * O::size, u, O::size);
   }
   for (; i < to; i += O::size) step(i, 0, to - i < O::size ? (int)(to - i) : O::size);
   ANABRANCH_EACH (c, C)
@@ -194,12 +195,12 @@ ANABRANCH_INLINE void dots(const RowOf<T>* const* x, const T* const* w, int64_t 
 constexpr int kTogether = W == 16 ? 8 : 4;  // rows whose sums with three rows of weights fit the registers
 
 // All rows against C rows of weights over [from, to) of the width, some at a time. All but the first have
-// the weights in a cache: the time of the second, or of the only one, is used to fetch the next ones,
-// `ahead`.
+// the weights in a cache: the time of the second is used to fetch the next ones, `ahead`; with `eager` that
+// of the only one too, where pieces of rows are too short for the processor's own fetching.
 template <int C, class T>
 void dots_of(const RowOf<T>* const* x, int64_t count, const T* const* w, int64_t from, int64_t to,
-             float* lanes, const T* const* ahead) {
-  const int64_t second = count > kTogether ? kTogether : 0;
+             float* lanes, const T* const* ahead, bool eager) {
+  const int64_t second = eager && count <= kTogether ? 0 : kTogether;
   int64_t i = 0;
   const auto fetched = [&] { return i == second ? ahead : nullptr; };
   for (; i + kTogether <= count; i += kTogether)
@@ -209,7 +210,9 @@ void dots_of(const RowOf<T>* const* x, int64_t count, const T* const* w, int64_t
   for (; i < count; ++i) dots<1, C, 4>(x + i, w, from, to, lanes + i * W, count, fetched());
 }
 
-constexpr int64_t kNear = 16 << 10;  // bytes of x that stay in the nearest cache beside weights
+// Bytes of x that stay in the nearest cache beside weights, where a piece of them is worth that: with
+// narrower registers the sums take as long as fetching them again.
+constexpr int64_t kNear = W == 16 ? 16 << 10 : int64_t(1) << 40;
 constexpr int64_t kLanes = 8 << 10;  // bytes of sums that do, too
 
 // Floats that the products of `count` rows with C rows of weights at a time need.
@@ -243,7 +246,7 @@ void products_of(const RowOf<T>* const* x, int64_t count, int64_t width, int64_t
         const bool same = t + 1 < end, next = !same && to < width;
         at(same ? t + 1 : next ? g : end < tuples ? end : t, ahead);
         ANABRANCH_EACH (c, C) ahead[c] += same ? 0 : next ? depth : -k;
-        dots_of<C>(x, count, w, k, to, lanes + (t - g) * size * W, ahead);
+        dots_of<C>(x, count, w, k, to, lanes + (t - g) * size * W, ahead, depth < width);
       }
     }
     for (int64_t t = g; t < end; ++t) {

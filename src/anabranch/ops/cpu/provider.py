@@ -36,9 +36,9 @@ class Machine:
 
     compiled: tuple[str, ...]
     runnable: tuple[str, ...]
+    team: str
     tiles: bool
     """Whether the processor multiplies tiles of bfloat16 (AMX)."""
-    team: str
 
 
 def machine() -> Machine | None:
@@ -50,7 +50,7 @@ def machine() -> Machine | None:
     isas = extension.isas()
     compiled = tuple(name for name, _ in isas)
     runnable = tuple(name for name, runs in isas if runs)
-    return Machine(compiled, runnable, extension.has_tiles(), extension.team_name())
+    return Machine(compiled, runnable, extension.team_name(), extension.has_tiles())
 
 
 def library_from(isa: str, tiles: bool) -> dict[torch.dtype, int]:
