@@ -7,8 +7,8 @@ and measured in turn, beside what the bytes read per token predict.
 Bytes decide only where reading them takes longer than multiplying. Replicated heads leave each rank
 half of the rows, cut heads half of the weights: as many multiplications. And one row is on one
 rank: while that reads all of the heads' weights, the other leaves it the memory to itself. So the
-attention's products are timed too, in both shapes, by as many processes side by side as ranks have
-rows, and what they predict is told beside.
+two large products of an attention are timed too, in both shapes, by as many processes side by side
+as ranks have rows, and the ratio that their saving makes of the step is told beside.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ from anabranch.layout.choice import Place
 from anabranch.models.reads import Reads, decode_reads
 from anabranch.models.registry import family
 
-MODEL: dict[str, int | str | list[str]] = {
+MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 8192,
     "hidden_size": 2048,
@@ -44,9 +45,10 @@ MODEL: dict[str, int | str | list[str]] = {
     "max_position_embeddings": 1024,
     "torch_dtype": "bfloat16",
 }
+HEADS, HEAD = MODEL["num_attention_heads"], MODEL["head_dim"]
 Row = dict[str, float]
 LEAD = 15.0  # seconds a process of one product may take to start
-WEIGHTS = 12  # matrices that are read in turn, so that none is still in a cache
+WEIGHTS = 6  # pairs of matrices that are read in turn, so that none is still in a cache
 
 
 def reads_of(config: EngineConfig) -> Reads:
@@ -69,12 +71,12 @@ def token_time(llm: LLM, batch: int, tokens: int) -> float:
     return (seconds(tokens + 1) - seconds(1)) / tokens
 
 
-def product_seconds(rows: int, outputs: int, dtype: str, ranks: int) -> float:
-    """Seconds of one product of `rows` rows with a matrix [outputs, hidden], done by `ranks`
-    processes at once, each on a core of its own: the slowest one's median."""
+def product_seconds(rows: int, heads: int, dtype: str, ranks: int) -> float:
+    """Seconds of an attention's products with the weights of `heads` heads, into the heads and out
+    of them, done by `ranks` processes at once, each on a core of its own: the slowest's median."""
     cores = sorted(os.sched_getaffinity(0))
     start = str(time.time() + LEAD)
-    shape = [str(rows), str(outputs), dtype, start]
+    shape = [str(rows), str(heads), dtype, start]
     running = [
         subprocess.Popen(
             [sys.executable, __file__, "--product", *shape, str(cores[i % len(cores)])],
@@ -85,32 +87,36 @@ def product_seconds(rows: int, outputs: int, dtype: str, ranks: int) -> float:
     return max(float(process.communicate(timeout=120)[0]) for process in running)
 
 
-def product_main(rows: int, outputs: int, dtype: torch.dtype, start: float, core: int) -> float:
-    """One process of `product_seconds`: from `start` on, for a second."""
+def product_main(rows: int, heads: int, dtype: torch.dtype, start: float, core: int) -> float:
+    """One process of `product_seconds`: from `start` on, for two seconds."""
     os.sched_setaffinity(0, [core])
     torch.set_num_threads(1)
     bound = ops.bind("cpu", threads=1)
-    x = torch.randn(rows, int(MODEL["hidden_size"])).to(dtype)
-    weights = [torch.randn(outputs, x.shape[1]).to(dtype) for _ in range(WEIGHTS)]
+    hidden, inner, whole = MODEL["hidden_size"], heads * HEAD, HEADS * HEAD
+    x, y = torch.randn(rows, hidden).to(dtype), torch.randn(rows, inner).to(dtype)
+    into = [torch.randn(whole, hidden).to(dtype)[:inner] for _ in range(WEIGHTS)]
+    out = [torch.randn(hidden, whole).to(dtype)[:, :inner] for _ in range(WEIGHTS)]
     taken = []
     time.sleep(max(0.0, start - time.time()))
-    while time.time() < start + 1:
+    while time.time() < start + 2:
         begun = time.perf_counter()
-        for weight in weights:
-            bound.linear(x, weight)
+        for first, second in zip(into, out, strict=True):
+            bound.linear(x, first)
+            bound.linear(y, second)
         taken.append((time.perf_counter() - begun) / WEIGHTS)
     return statistics.median(taken)
 
 
-def by_products(batch: int, dtype: str, share: float) -> Row:
-    """The ratio that the products' own times predict, attention being `share` of a step."""
-    outputs = int(MODEL["num_attention_heads"]) * int(MODEL["head_dim"])
-    whole = product_seconds(-(-batch // 2), outputs, dtype, min(batch, 2))
-    half = product_seconds(batch, outputs // 2, dtype, 2)
+def by_products(batch: int, dtype: str, step: float) -> Row:
+    """The ratio that the products' own times predict of a step that takes `step` milliseconds with
+    heads replicated: what else it does is the same with heads cut."""
+    whole = 1e3 * product_seconds(-(-batch // 2), HEADS, dtype, min(batch, 2))
+    half = 1e3 * product_seconds(batch, HEADS // 2, dtype, 2)
+    saved = MODEL["num_hidden_layers"] * (whole - half)
     return {
-        "product_replicated_ms": 1e3 * whole,
-        "product_decode_tp_ms": 1e3 * half,
-        "predicted_by_products": 1 / (1 - share * (1 - half / whole)),
+        "products_replicated_ms": whole,
+        "products_decode_tp_ms": half,
+        "predicted_by_products": step / (step - saved),
     }
 
 
@@ -145,7 +151,7 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Row]:
                 "predicted_ratio": total / kept,
                 "attention_share": reads.held / total,
                 "of_predicted_saving": (1 - after / before) / reads.saving,
-                **by_products(batch, dtype, reads.held / total),
+                **by_products(batch, dtype, before),
             }
             print("  ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
             rows.append(row)
@@ -163,9 +169,9 @@ def main() -> None:
     parser.add_argument("--product", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.product is not None:
-        rows, outputs, dtype, start, core = args.product
+        rows, heads, dtype, start, core = args.product
         kind = getattr(torch, dtype)
-        print(product_main(int(rows), int(outputs), kind, float(start), int(core)))
+        print(product_main(int(rows), int(heads), kind, float(start), int(core)))
         return
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "config.json").write_text(json.dumps(MODEL))
