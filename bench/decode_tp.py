@@ -2,17 +2,19 @@
 
 A model whose attention is most of what a rank reads, cp 2, batch 1 and 8: the time of a decoded
 token with heads replicated over the cp ranks and with heads cut over them, both loaded in one run
-and measured in turn, beside what the bytes read per token predict.
+and measured by turns, beside what the bytes read per token predict. Of either the quietest turn
+counts, as what else the host does moves both by half.
 
 Bytes decide only where reading them takes longer than multiplying. Replicated heads leave each rank
 half of the rows, cut heads half of the weights: as many multiplications. And one row is on one
 rank: while that reads all of the heads' weights, the other leaves it the memory to itself. So the
-two large products of an attention are timed too, in both shapes, by as many processes side by side
-as ranks have rows, and the ratio that their saving makes of the step is told beside.
+two large products of an attention are timed too, in both forms by turns, by processes side by
+side, and the ratio that their saving makes of the step is told beside.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -48,7 +50,8 @@ MODEL: dict[str, Any] = {
 HEADS, HEAD = MODEL["num_attention_heads"], MODEL["head_dim"]
 Row = dict[str, float]
 LEAD = 15.0  # seconds a process of one product may take to start
-WEIGHTS = 6  # pairs of matrices that are read in turn, so that none is still in a cache
+PAIRS = 6  # of matrices that are read in turn, so that none is still in a cache
+SLOT, TURNS = 0.4, 8  # seconds of products in one form; how often each is measured
 
 
 def reads_of(config: EngineConfig) -> Reads:
@@ -71,47 +74,57 @@ def token_time(llm: LLM, batch: int, tokens: int) -> float:
     return (seconds(tokens + 1) - seconds(1)) / tokens
 
 
-def product_seconds(rows: int, heads: int, dtype: str, ranks: int) -> float:
-    """Seconds of an attention's products with the weights of `heads` heads, into the heads and out
-    of them, done by `ranks` processes at once, each on a core of its own: the slowest's median."""
+def products(batch: int, dtype: str) -> tuple[float, float]:
+    """Milliseconds of an attention's two products with its heads' weights, into the heads and out
+    of them: with heads replicated and with heads cut, both at the slower of two processes that have
+    a core each. With heads replicated one row is one process's, and the other waits."""
     cores = sorted(os.sched_getaffinity(0))
     start = str(time.time() + LEAD)
-    shape = [str(rows), str(heads), dtype, start]
     running = [
         subprocess.Popen(
-            [sys.executable, __file__, "--product", *shape, str(cores[i % len(cores)])],
+            [sys.executable, __file__, "--product", str(batch), dtype, start, str(rank), str(core)],
             stdout=subprocess.PIPE,
         )
-        for i in range(ranks)
+        for rank, core in enumerate((cores[0], cores[-1]))
     ]
-    return max(float(process.communicate(timeout=120)[0]) for process in running)
+    found = [json.loads(process.communicate(timeout=120)[0]) for process in running]
+    whole, half = (max(times) for times in zip(*found, strict=True))
+    return whole, half
 
 
-def product_main(rows: int, heads: int, dtype: torch.dtype, start: float, core: int) -> float:
-    """One process of `product_seconds`: from `start` on, for two seconds."""
+def product_main(batch: int, dtype: torch.dtype, start: float, rank: int, core: int) -> list[float]:
+    """One process of `products`: the medians of its quietest turns."""
     os.sched_setaffinity(0, [core])
     torch.set_num_threads(1)
     bound = ops.bind("cpu", threads=1)
-    hidden, inner, whole = MODEL["hidden_size"], heads * HEAD, HEADS * HEAD
-    x, y = torch.randn(rows, hidden).to(dtype), torch.randn(rows, inner).to(dtype)
-    into = [torch.randn(whole, hidden).to(dtype)[:inner] for _ in range(WEIGHTS)]
-    out = [torch.randn(hidden, whole).to(dtype)[:, :inner] for _ in range(WEIGHTS)]
-    taken = []
-    time.sleep(max(0.0, start - time.time()))
-    while time.time() < start + 2:
-        begun = time.perf_counter()
-        for first, second in zip(into, out, strict=True):
-            bound.linear(x, first)
-            bound.linear(y, second)
-        taken.append((time.perf_counter() - begun) / WEIGHTS)
-    return statistics.median(taken)
+    hidden, whole, half = MODEL["hidden_size"], HEADS * HEAD, HEADS // 2 * HEAD
+    weights = [
+        (torch.randn(whole, hidden).to(dtype), torch.randn(hidden, whole).to(dtype))
+        for _ in range(PAIRS)
+    ]
+    own = batch // 2 + (rank < batch % 2)
+    forms = [(own, weights), (batch, [(into[:half], out[:, :half]) for into, out in weights])]
+    quietest = [math.inf, math.inf]
+    for slot in range(2 * TURNS):
+        rows, pairs = forms[slot % 2]
+        x = torch.randn(rows, hidden).to(dtype)
+        y = torch.randn(rows, pairs[0][0].shape[0]).to(dtype)
+        time.sleep(max(0.0, start + slot * SLOT - time.time()))
+        taken = [] if rows else [0.0]
+        while rows and time.time() < start + (slot + 1) * SLOT:
+            begun = time.perf_counter()
+            for into, out in pairs:
+                bound.linear(x, into)
+                bound.linear(y, out)
+            taken.append((time.perf_counter() - begun) / PAIRS)
+        quietest[slot % 2] = min(quietest[slot % 2], 1e3 * statistics.median(taken))
+    return quietest
 
 
 def by_products(batch: int, dtype: str, step: float) -> Row:
     """The ratio that the products' own times predict of a step that takes `step` milliseconds with
     heads replicated: what else it does is the same with heads cut."""
-    whole = 1e3 * product_seconds(-(-batch // 2), HEADS, dtype, min(batch, 2))
-    half = 1e3 * product_seconds(batch, HEADS // 2, dtype, 2)
+    whole, half = products(batch, dtype)
     saved = MODEL["num_hidden_layers"] * (whole - half)
     return {
         "products_replicated_ms": whole,
@@ -139,7 +152,7 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Row]:
                     once = token_time(llm, batch, args.tokens)
                     if turn:  # the first warms up
                         taken.append(once)
-            before, after = (1e3 * statistics.median(taken) for taken in times)
+            before, after = (1e3 * min(taken) for taken in times)
             total, kept = reads.held + reads.other, reads.read + reads.other
             row = {
                 "batch": batch,
@@ -162,16 +175,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=48, help="decoded tokens of a measurement")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--dcp", type=int, default=1, help="KV stripes: 1 (whole) or 2")
     parser.add_argument("--ranks", default="processes", choices=("processes", "threads"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--product", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.product is not None:
-        rows, heads, dtype, start, core = args.product
+        batch, dtype, start, rank, core = args.product
         kind = getattr(torch, dtype)
-        print(product_main(int(rows), int(heads), kind, float(start), int(core)))
+        print(product_main(int(batch), kind, float(start), int(rank), int(core)))
         return
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "config.json").write_text(json.dumps(MODEL))
