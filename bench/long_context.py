@@ -22,7 +22,7 @@ MODEL = {
     "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 4096,
     "hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 256,
     "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 16,
-    "kv_lora_rank": 256, "q_lora_rank": None, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+    "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64,
     "v_head_dim": 64, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2,
     "first_k_dense_replace": 1, "moe_layer_freq": 1, "topk_method": "greedy", "n_group": 1,
     "topk_group": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.0,

@@ -7,6 +7,7 @@ once a step.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anabranch.comm.group import Group
-from anabranch.comm.moves import RAGGED, BoundMove, RowForm, bind_move
+from anabranch.comm.moves import BoundMove, RowForm, bind_move
 from anabranch.core.plan import Phase, StepPlan
 from anabranch.layout.choice import Layout
 from anabranch.layout.decide import StepShape, residual_layout
@@ -64,8 +65,8 @@ class InputMaker:
             ids=tuple(ids),
             embed=tuple(embed),
             segments=tuple(segments),
-            enter_ffn=self._bind(residual, FFN_TENSOR[0], joint, self.row_form),
-            leave_ffn=self._bind(FFN_TENSOR[1], residual, joint, self.row_form),
+            enter_ffn=self._bind_ffn(residual, FFN_TENSOR[0], joint),
+            leave_ffn=self._bind_ffn(FFN_TENSOR[1], residual, joint),
             enter_rows=self._bind(residual, Rows(EVERY), joint),
             leave_rows=self._bind(Rows(EVERY), residual, joint),
             picked=self._picked(rows, residual),
@@ -90,8 +91,16 @@ class InputMaker:
     def replica(self) -> int:
         return self.layout.mesh.coord(self.rank).dp
 
-    def _bind(self, src: Rows, dst: Rows, split: RowSplit, form: RowForm = RAGGED) -> BoundMove:
-        return bind_move(src, dst, split, self.rank, self.group_of, form)
+    @cached_property
+    def _bind(self) -> Callable[[Rows, Rows, RowSplit], BoundMove]:
+        """Moves of ragged rows. The last are kept: steps of a steady decode have the same."""
+        return lru_cache(64)(partial(bind_move, rank=self.rank, group_of=self.group_of))
+
+    @cached_property
+    def _bind_ffn(self) -> Callable[[Rows, Rows, RowSplit], BoundMove]:
+        """Moves into the FFN and back, kept in the same way."""
+        bind = partial(bind_move, rank=self.rank, group_of=self.group_of, form=self.row_form)
+        return lru_cache(16)(bind)
 
     def _index(self, values: Ints) -> Tensor:
         return self.blocks.index(values)
@@ -123,15 +132,18 @@ class InputMaker:
         ids = {r: rows.wanted_ids(r, shard) for r in mesh.group(self.rank, shard - target.shard)}
         split = RowSplit(mesh, tuple(len(ids.get(r, ())) for r in range(mesh.world)))
         gathered = np.concatenate(list(ids.values()))
-        order = np.argsort(gathered)
-        ascending = bool(np.all(np.diff(gathered) > 0))
-        held = rows.residual_ids(self.rank, residual.shard)
+        ascending = bool((gathered[1:] > gathered[:-1]).all())
+        order = None if ascending else np.argsort(gathered)
         first, last = rows.replica_ids(self.replica)
-        own = np.searchsorted(gathered[order], [first, last])
+        own = np.searchsorted(gathered, [first, last], sorter=order)
+        held = rows.residual_ids(self.rank, residual.shard)
+        mine = rows.wanted[held]
+        if shard != residual.shard:  # every replica's rows are here, this one's are picked
+            mine &= (held >= first) & (held < last)
         return Picked(
-            rows=self._index(np.flatnonzero(np.isin(held, ids[self.rank]))),
+            rows=self._index(np.flatnonzero(mine)),
             gather=self._bind(Rows(shard), target, split),
-            order=None if ascending else self._index(order),
+            order=None if order is None else self._index(order),
             total=len(gathered),
             own=(int(own[0]), int(own[1])),
         )

@@ -214,7 +214,7 @@ class CppOps:
         shift: float = 0.0,
     ) -> Tensor:
         """See ``signatures.Gated``."""
-        out = torch.empty((len(both), both.shape[1] // 2), dtype=both.dtype)
+        out = torch.empty((both.shape[0], both.shape[1] // 2), dtype=both.dtype)
         self._native.gated(both, math.inf if limit is None else limit, alpha, shift, out)
         return out
 
@@ -222,12 +222,12 @@ class CppOps:
         """See ``signatures.Linear``. Many rows are left to the library's matrix products."""
         if x.dim() != 2:
             rows = self.linear(x.flatten(0, -2), weight, bias)
-            return rows.view(*x.shape[:-1], len(weight))
-        if len(x) >= self._library_from.get(x.dtype, math.inf):
+            return rows.view(*x.shape[:-1], weight.shape[0])
+        if x.shape[0] >= self._library_from.get(x.dtype, math.inf):
             return products.linear(x, weight, bias)
         if x.stride(1) != 1:
             x = x.contiguous()
-        out = torch.empty((len(x), len(weight)), dtype=x.dtype)
+        out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
         self._native.linear(x, weight, bias, out)
         return out
 
