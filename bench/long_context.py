@@ -3,8 +3,8 @@
 Ledger X10: at 16k tokens, KV striped and heads owned (--attn-cp 2 --dcp 2) against KV and decode
 replicated (--attn-cp 2 --dcp 1 --decode-attn replicated): KV bytes per rank, and the time between
 tokens, by turns in one run. And the first token of an 8k prompt: two ranks of one core against one.
-Of each the quietest turn counts, as what else the host does moves all. A random MLA model whose
-decode is mostly attention over the cache.
+Of each the quietest turn counts, as what else the host does moves all. A random MLA model with the
+cached row of the released ones (512 + 64) whose decode is mostly attention over the cache.
 """
 
 import argparse

@@ -43,6 +43,8 @@ from anabranch.cli.aliases import AliasError, translate
         ("serve m --max-num-seqs 64 --max-num-batched-tokens 2048",
          "serve m --max-running 64 --prefill-chunk 2048"),
         ("serve m --dp 1", "serve m"),
+        ("serve m --attn-dp=2 --dp 2 --enable-dp-attention", "serve m --attn-dp=2"),
+        ("serve m --tp=2 --data-parallel-size 2", "serve m --tp 4 --attn-dp 2"),
         ("eval arithmetic --model-path m --tp-size 2", "eval arithmetic m --tp 2"),
         ("bench serve --model x --dp 2", "bench serve --model x --dp 2"),
         ("serve m --served-model-name x -- --dp 2", "serve m --served-model-name x -- --dp 2"),
@@ -69,6 +71,14 @@ def test_translation(theirs: str, ours: str) -> None:
         ("serve m --tp-size", "needs a value"),
         ("serve m --dp two --enable-dp-attention", "not a number"),
         ("serve m --tp 6 --attn-dp 4 --enable-prefill-cp", "does not divide"),
+        (
+            "serve m --tp 4 --dp 2 --enable-dp-attention --attn-dp 4",
+            "--dp sets --attn-dp.* 4 and 2",
+        ),
+        ("serve m --tp=2 --tp-size 4", "--tp-size sets --tp.* 2 and 4"),
+        ("serve m --data-parallel-size 2 --attn-dp=4", "--data-parallel-size sets --attn-dp"),
+        ("serve m --enable-cp-decode-attn-tp --decode-attn replicated", "tp and replicated"),
+        ("serve m --tp 4 --ep 2 --enable-expert-parallel", "--enable-expert-parallel sets --ep"),
     ],
 )
 def test_refusals_say_why(words: str, reason: str) -> None:

@@ -1,10 +1,12 @@
 """`anabranch generate` against a stub: what a bad prompt or setting does to the others."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.cli.stub_server import completion_reply, serving
 
+from anabranch.cli.generate import read_prompts
 from anabranch.cli.main import run
 
 
@@ -40,3 +42,37 @@ def test_what_cannot_run_is_refused_before_anything_is_sent(
     with serving(lambda path, body: completion_reply("")) as (url, bodies):
         assert run(["generate", "--url", url, *words]) == 2
         assert told in capsys.readouterr().err and not bodies
+
+
+def test_lines_end_with_line_feeds_alone_and_keep_their_numbers(tmp_path: Path) -> None:
+    text = tmp_path / "prompts.txt"
+    text.write_bytes("\ufeffa\u2028b\x0cc\r\n\n  \nd".encode())
+    assert read_prompts(text) == ["a\u2028b\x0cc", "d"]
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_bytes('\ufeff\n{"prompt": "a\u2028b"}\r\n{"prompt": [1, 2]}\n"c"\n'.encode())
+    assert read_prompts(rows) == ["a\u2028b", [1, 2], "c"]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b"{bad", "not JSON"),
+        (b'{"prompt": "\\ud800"}', "surrogate"),
+        (b'{"messages": [{"role": "user", "content": "\\udc00"}]}', "surrogate"),
+        (b'"\xff"', "not UTF-8"),
+        (b'{"text": 3}', "no prompt"),
+    ],
+)
+def test_a_bad_line_is_named_before_anything_runs(tmp_path: Path, line: bytes, told: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b'\n\n{"prompt": "a"}\n' + line + b"\n")
+    with pytest.raises(ValueError, match=f"prompts.jsonl:4: .*{told}"):
+        read_prompts(file)
+
+
+def test_token_ids_are_a_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "ids.jsonl"
+    file.write_text('{"prompt": [5, 6]}\n')
+    with serving(lambda path, body: completion_reply(str(body["prompt"]))) as (url, _):
+        assert run(["generate", "--url", url, "--file", str(file)]) == 0
+    assert "--> [5, 6]" in capsys.readouterr().out

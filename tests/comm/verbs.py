@@ -18,7 +18,7 @@ GROUPS = {
     4: [(0, 1, 2, 3), (0, 1), (2, 3), (1, 2, 3), (0, 3)],
     8: [tuple(range(8)), (0, 2, 4, 6), (1, 3, 5, 7), (0, 1, 2), (5, 6, 7), (3, 7), (2, 4, 5)],
 }
-SHAPES = ((), (7,), (3, 8))
+SHAPES = ((), (7,), (3, 8), (0,))
 
 
 def values(key: tuple, rows: int, trailing: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -58,6 +58,12 @@ def check_gather(g: Group, dtype: torch.dtype, trailing, counts) -> int:
     return equal(g.all_gather(rows[g.me], counts), torch.cat(rows), *key)
 
 
+def check_strided(g: Group) -> int:
+    """Of one element, whose strides may be any."""
+    rows = [torch.tensor([[float(i), -1.0]])[:, :1] for i in range(g.size)]
+    return equal(g.all_gather(rows[g.me], [1] * g.size), torch.cat(rows), "strided")
+
+
 def check_scatter(g: Group, dtype: torch.dtype, trailing, counts) -> int:
     key = ("scatter", g.members, str(dtype), trailing, tuple(counts))
     parts = [values((*key, i), sum(counts), trailing, dtype) for i in range(g.size)]
@@ -82,10 +88,10 @@ def check_all_to_all(g: Group, dtype: torch.dtype, trailing, counts) -> int:
     return equal(got, torch.cat([rows[i][g.me] for i in range(g.size)]), *key)
 
 
-def check_broadcast(g: Group, dtype: torch.dtype, trailing, root: int) -> int:
-    key = ("broadcast", g.members, str(dtype), trailing, root)
-    rows = [values((*key, i), 6, trailing, dtype) for i in range(g.size)]
-    return equal(g.broadcast(rows[g.me], root), rows[root], *key)
+def check_broadcast(g: Group, dtype: torch.dtype, trailing, root: int, rows: int = 6) -> int:
+    key = ("broadcast", g.members, str(dtype), trailing, root, rows)
+    sent = [values((*key, i), rows, trailing, dtype) for i in range(g.size)]
+    return equal(g.broadcast(sent[g.me], root), sent[root], *key)
 
 
 def check_shift(g: Group, dtype: torch.dtype, trailing, distance: int) -> int:
@@ -140,9 +146,11 @@ def every_verb(world, rank: int, size: int) -> int:
                 done += check_reduce(g, dtype, trailing, 1)
                 done += check_reduce(g, dtype, trailing, 300)
                 done += check_broadcast(g, dtype, trailing, g.size - 1)
+                done += check_broadcast(g, dtype, trailing, 0, rows=0)
                 done += check_shift(g, dtype, trailing, 1)
                 done += check_shift(g, dtype, trailing, g.size - 1)
         done += check_reduce(g, torch.float32, (64, 40), 9)
+        done += check_strided(g)
         for dtype in DTYPES[:3]:
             for rows in (0, 1, 4, 5):
                 for heads, width in ((1, 64), (3, 40)):

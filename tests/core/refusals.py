@@ -23,6 +23,7 @@ CASES: list[tuple[str, Mapping[str, object], Arch]] = [
     ("size_not_positive", {"dcp": 0}, MLA24),
     ("size_not_positive", {"page_size": -1}, MLA24),
     ("ranks_too_many", {"tp": 2**31}, MLA24),
+    ("running_too_many", {"max_running": 10**9}, MLA24),
     ("seed_range", {"seed": 2**63}, MLA24),
     ("threads_too_many", {"threads": 100_000}, MLA24),
     ("kv_memory_no_size", {"kv_memory": "nan"}, MLA24),

@@ -167,6 +167,12 @@ def test_qwen3_moe_layers() -> None:
     assert [n for n in range(6) if moe.is_moe(n)] == [1, 5]
 
 
+@pytest.mark.parametrize("name", ["num_hidden_layers", "n_routed_experts"])
+def test_layers_and_experts_have_a_most(name: str) -> None:
+    with pytest.raises(ValueError, match=r"at most 4096 .*, found 4097"):
+        read_arch(V3 | {name: 4097, "n_group": 1, "topk_group": 1})
+
+
 def test_mistral_windows() -> None:
     mistral = LLAMA | {"architectures": ["MistralForCausalLM"]}
     for given, wanted in ({"sliding_window": 30}, (30, 30)), ({"sliding_window": None}, ()):

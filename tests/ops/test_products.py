@@ -88,6 +88,7 @@ def test_experts_are_fp64s(
     limit, alpha, shift = (None, 1.0, 0.0) if form == "plain" else (2.0, 1.702, 1.0)
     ids = torch.randint(0, kinds, (rows, 3), generator=torch.Generator().manual_seed(rows))
     ids[ids == first + 1] = first
+    ids[0, :2] = torch.tensor([-1, 2**40])
     weights = rand(1, rows, 3, dtype=torch.float32).softmax(-1)
     x = rand(2, rows, dim, dtype=dtype)
     gate_up = rand(3, experts, 2 * width, dim, dtype=dtype) / dim**0.5

@@ -6,7 +6,7 @@ from fake_worker import EOS, VOCAB, Driver, alone, roll
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.core.plan import StepPlan
+from anabranch.core.plan import NOT_A_TOKEN, StepPlan, StepResult
 from anabranch.core.request import FieldError, Request, SamplingParams
 from anabranch.sched import QueueFull, SchedulerConfig
 from anabranch.sched.policy import prefill_share
@@ -200,6 +200,38 @@ def test_preempted_before_its_prompt_logprobs_were_out() -> None:
     driver.drain()
     assert driver.scheduler.stats().preemptions > 0
     check_details(driver, r, "length", driver.tokens("b")[-1])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_request_whose_logits_are_no_numbers_ends_alone(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SchedulerConfig(
+        pages=40, page_size=4, max_model_len=200, vocab_size=VOCAB, depth=depth
+    )
+    driver = Driver(config)
+    lengths = {"a": 5, "b": 6, "c": 7}
+    requests = [request(n, list(range(9, 9 + k)), max_tokens=20) for n, k in lengths.items()]
+    want = {r.id: alone(r, config)[0] for r in requests}
+    lost = want["b"][3]
+    assert lost not in want["a"] + want["c"] + want["b"][:3]
+    finish = driver.worker.finish
+
+    def without_lost() -> StepResult:
+        result = finish()
+        for part in result.replicas:
+            part.token[part.token == lost] = NOT_A_TOKEN
+        return result
+
+    monkeypatch.setattr(driver.worker, "finish", without_lost)
+    for r in requests:
+        driver.scheduler.submit(r)
+    driver.drain()
+    end = driver.outputs["b"][-1]
+    assert end.finish_reason == "error" and "position 8 are not finite" in (end.error or "")
+    assert driver.tokens("b") == want["b"][:3]
+    assert driver.tokens("a") == want["a"] and driver.tokens("c") == want["c"]
+    assert driver.scheduler.stats().free_pages == (40,)
 
 
 @pytest.mark.parametrize("length", [16, 17, 32, 33])

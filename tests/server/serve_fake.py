@@ -42,7 +42,11 @@ def main() -> int:
     print("listening", f"http://127.0.0.1:{sock.getsockname()[1]}", flush=True)
     template = ChatTemplate.of(tokenizer, args.chat_template)
     service = Service(config, options, ("tiny", "alias"), connect, lambda: (tokenizer, template))
-    return serve(service, sock, lambda url: print("ready", url, flush=True))
+    try:
+        return serve(service, sock, lambda url: print("ready", url, flush=True))
+    except RuntimeError as error:
+        print(error, flush=True)
+        return 1
 
 
 if __name__ == "__main__":

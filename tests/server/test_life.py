@@ -128,6 +128,25 @@ def test_100_hang_ups_leave_nothing(start: Start, stream: bool) -> None:
     assert httpx.post(server.url + "/v1/completions", json={"prompt": "x"}).status_code == 200
 
 
+def test_pipelined_requests_of_a_closed_connection_leave_nothing(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = start("--step", "0.02")
+    host, port = server.url.removeprefix("http://").split(":")
+    body = json.dumps(
+        {"prompt": "x", "max_tokens": 30, "ignore_eos": True, "stream": True}
+    ).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    for _ in range(5):
+        with socket.create_connection((host, int(port)), timeout=5) as sock:
+            sock.sendall((head + body) * 2)
+            time.sleep(0.3)
+    assert wait_for(lambda: metric(server.url, "requests_in_flight") == 0, 5)
+    time.sleep(1)
+    assert server.end() == 0
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_full_queue_is_429(start: Start) -> None:
     server = start("--step", "0.05", "--max-running", "2", "--max-waiting", "2")
 
@@ -143,7 +162,8 @@ def test_a_full_queue_is_429(start: Start) -> None:
             assert all(events[-1] == "[DONE]" for _, events in await asyncio.gather(*four))
             assert (await http.get("/ready")).status_code == 200
             many = await http.post("/v1/completions", json={"prompt": "x", "n": 5})
-            assert many.status_code == 429
+            assert many.status_code == 400 and "retry-after" not in many.headers
+            assert "5 sequences at once" in many.json()["error"]["message"]
             burst = {"prompt": ["x"] * 4, "max_tokens": 2}  # more than may wait, before any step
             assert (await http.post("/v1/completions", json=burst)).status_code == 200
 
@@ -219,6 +239,7 @@ def test_an_engine_failure_reaches_every_client_and_ends_the_process(start: Star
 
     asyncio.run(asyncio.wait_for(work(), 30))
     assert server.process.wait(10) == 1
+    assert "the engine failed: a rank died" in server.process.stdout.read()
 
 
 def test_health_stays_quick_beside_long_texts(start: Start) -> None:

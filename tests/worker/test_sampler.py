@@ -3,15 +3,17 @@
 Truth is a second, plain numpy implementation of the filters; draws are judged by chi-square.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
-from anabranch.core.plan import Chunks, Join, ReplicaPlan
+from anabranch.core.plan import NOT_A_TOKEN, Chunks, Join, ReplicaPlan
 from anabranch.core.request import SamplingParams
-from anabranch.worker.sampler import Sampler
+from anabranch.worker.sampler import Sampler, result_of
 from anabranch.worker.seats import Seats
 
 VOCAB, DRAWS, BATCH = 1003, 20_000, 2000
@@ -119,6 +121,22 @@ def test_greedy_and_narrow_settings_take_the_best() -> None:
         SamplingParams(temperature=5e-324, top_k=9),
     ):
         assert set(draw([(params, seed, 4) for seed in range(50)])) == {best}
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), *SETTINGS.values()])
+def test_logits_that_are_no_numbers_give_no_token(params: SamplingParams) -> None:
+    rows = torch.from_numpy(LOGITS).expand(5, VOCAB).clone()
+    rows[0], rows[1, 7], rows[2, 9], rows[3] = torch.nan, torch.nan, torch.inf, -torch.inf
+    seats = Seats.make(5, 1, torch.device("cpu"))
+    for seat in range(5):
+        seats.joined[seat] = Join(seat, replace(params, logprobs=0), prompt_len=1, seed=seat)
+    ones, marks = np.ones(5, np.int32), np.ones(5, np.uint8)
+    chunks = Chunks(np.arange(5, dtype=np.int32), ones, ones, -ones, marks, marks)
+    plan = ReplicaPlan(decode=chunks)
+    drawn = Sampler().draw(plan, rows, seats)
+    result = result_of(plan, rows, drawn, seats)
+    assert result.token[:4].tolist() == [NOT_A_TOKEN] * 4 and result.token[4] >= 0
+    assert seats.tokens.min() >= 0, "a step under way would embed it"
 
 
 def test_ends_are_not_drawn_before_min_tokens() -> None:

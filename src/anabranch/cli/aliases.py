@@ -28,13 +28,14 @@ _RENAMED = {
     "--cp-kv-cache-interleave-size": "--dcp-interleave",
     "--dcp-kv-cache-interleave-size": "--dcp-interleave",
 }
-# no value, our words
-_SWITCHES = {
+# no value, our flag with its value
+_SETTINGS = {
     "--enable-cp-decode-attn-tp": ("--decode-attn", "tp"),
     "--dcp-replicate-q-proj": ("--dcp-q", "replicate"),
     "--enable-dp-lm-head": ("--lm-head", "replica"),
-    "--disable-radix-cache": ("--no-prefix-cache",),
 }
+# no value here either
+_SWITCHES = {"--disable-radix-cache": "--no-prefix-cache"}
 _VALUES = {
     "--dcp-comm-backend": (
         "--dcp-exchange",
@@ -77,26 +78,47 @@ class _Words:
 
     plain: list[str] = field(default_factory=list)
     held: dict[str, str] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)
+    """Our flag -> the foreign one that set it."""
+
+    def values(self, name: str) -> list[str]:
+        """What one of our own flags is given among the words, in order."""
+        found = []
+        for word, value in zip(self.plain, [*self.plain[1:], ""], strict=True):
+            flag, glued, own = word.partition("=")
+            if flag == name:
+                found.append(own if glued else value)
+        return found
 
     def size(self, name: str) -> int | None:
         """The value of one of our own size flags, if it is among the words and a number."""
-        for word, value in zip(self.plain, [*self.plain[1:], ""], strict=True):
-            if word == name and value.lstrip("-").isdigit():
-                return int(value)
-            if word.startswith(f"{name}=") and word.partition("=")[2].isdigit():
-                return int(word.partition("=")[2])
-        return None
+        numbers = [int(v) for v in self.values(name) if v.lstrip("-").isdigit()]
+        return numbers[-1] if numbers else None
 
-    def put(self, name: str, value: int) -> None:
-        """Set a size flag, replacing what was said before."""
-        for i, word in enumerate(self.plain):
-            if word == name:
-                del self.plain[i : i + 2]
-                break
-            if word.startswith(f"{name}="):
-                del self.plain[i]
-                break
-        self.plain += [name, str(value)]
+    def put(self, name: str, value: object, foreign: str) -> None:
+        """Set a flag of ours, as the flag `foreign` says."""
+        if str(value) not in self.values(name):
+            self.plain += [name, str(value)]
+        self.said[name] = foreign
+
+    def multiply(self, name: str, factor: int) -> None:
+        """Set a size flag of ours to `factor` times what it is, or to `factor`."""
+        size = self.size(name) or 1
+        self.agree()
+        while name in (flags := [word.partition("=")[0] for word in self.plain]):
+            at = flags.index(name)
+            del self.plain[at : at + (1 if "=" in self.plain[at] else 2)]
+        self.plain += [name, str(size * factor)]
+
+    def agree(self) -> None:
+        """AliasError where a foreign flag and another one set the same to different values."""
+        for name, foreign in self.said.items():
+            values = list(dict.fromkeys(self.values(name)))
+            if len(values) > 1:
+                raise AliasError(
+                    f"{foreign} sets {name}, which is given twice: {' and '.join(values)}; "
+                    "give one of them"
+                )
 
     def number(self, *names: str) -> int | None:
         """The value of a held flag, as an integer."""
@@ -144,15 +166,17 @@ def translate(argv: Sequence[str]) -> list[str]:
 def _known(words: _Words, name: str, take: Callable[[], str]) -> bool:
     """Translate or hold one foreign flag; False if the word is not one."""
     if name in _RENAMED:
-        words.plain += [_RENAMED[name], take()]
+        words.put(_RENAMED[name], take(), name)
+    elif name in _SETTINGS:
+        words.put(*_SETTINGS[name], name)
     elif name in _SWITCHES:
-        words.plain += _SWITCHES[name]
+        words.plain.append(_SWITCHES[name])
     elif name in _VALUES:
         ours, table = _VALUES[name]
         value = take()
         if value not in table:
             raise AliasError(f"{name} {value}: known are {', '.join(table)}")
-        words.plain += [ours, table[value]]
+        words.put(ours, table[value], name)
     elif name in _HELD_SWITCHES:
         words.held[name] = ""
     elif name in _HELD_VALUES:
@@ -166,15 +190,16 @@ def _finish(words: _Words) -> list[str]:
     _data_parallel(words)
     _context_parallel(words)
     if "--enable-expert-parallel" in words.held:
-        words.put("--ep", words.size("--tp") or 1)
+        words.put("--ep", words.size("--tp") or 1, "--enable-expert-parallel")
     _chunk(words)
     for name in ("--mem-fraction-static", "--gpu-memory-utilization"):
         if name in words.held:
-            words.plain += ["--kv-memory", _percent(name, words.held[name])]
+            words.put("--kv-memory", _percent(name, words.held[name]), name)
     for name in ("--model-path", "--model"):
         if name in words.held:
             # MODEL stands behind the command's name (two words for `eval arithmetic`)
             words.plain.insert(2 if words.plain[:1] == ["eval"] else 1, words.held[name])
+    words.agree()
     return words.plain
 
 
@@ -182,13 +207,13 @@ def _data_parallel(words: _Words) -> None:
     copies = words.number("--data-parallel-size")
     if copies is not None:
         # vLLM: the attention of each replica is tensor-parallel over tp ranks of its own
-        words.put("--tp", (words.size("--tp") or 1) * copies)
-        words.put("--attn-dp", copies)
+        words.multiply("--tp", copies)
+        words.put("--attn-dp", copies, "--data-parallel-size")
         return
     replicas = words.number("--dp", "--dp-size")
     if "--enable-dp-attention" in words.held:
         if replicas is not None:
-            words.put("--attn-dp", replicas)
+            words.put("--attn-dp", replicas, "--dp")
         elif words.size("--attn-dp") is None:
             raise AliasError("--enable-dp-attention needs --dp N, the number of attention replicas")
     elif replicas is not None and replicas != 1:
@@ -207,7 +232,7 @@ def _context_parallel(words: _Words) -> None:
         ranks, replicas = words.size("--tp") or 1, words.size("--attn-dp") or 1
         if ranks % replicas:
             raise AliasError(f"--tp {ranks} does not divide into {replicas} attention replicas")
-        words.put("--attn-cp", ranks // replicas)
+        words.put("--attn-cp", ranks // replicas, "--enable-prefill-cp")
 
 
 def _chunk(words: _Words) -> None:
@@ -219,7 +244,7 @@ def _chunk(words: _Words) -> None:
         if tokens < 1:
             raise AliasError(f"{name} {tokens}: prefill is always chunked; give a size above 0")
         ranks = max(words.size("--attn-cp") or 1, 1)
-        words.put("--prefill-chunk", -(-tokens // ranks))
+        words.put("--prefill-chunk", -(-tokens // ranks), name)
 
 
 def _percent(name: str, text: str) -> str:

@@ -16,6 +16,7 @@ import httpx
 from anabranch.cli import scoring
 from anabranch.cli.front import client, model_name, post
 from anabranch.cli.generate import choice_text, first_choice, in_parallel
+from anabranch.cli.lines import lines_of
 from anabranch.core.config import EngineConfig
 from anabranch.demo.problems import Split, extract_answer, problems
 from anabranch.text.tokenizer import Json, Tokenizer
@@ -299,9 +300,7 @@ def _save(run: Run, result: Body) -> None:
 def _rows(file: Path, *names: str) -> list[tuple[str, ...]]:
     """Rows of a .jsonl as tuples of the named fields. ValueError names line and field."""
     found: list[tuple[str, ...]] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
+    for number, line in lines_of(file):
         try:
             row = json.loads(line)
             found.append(tuple(str(row[name]) for name in names))

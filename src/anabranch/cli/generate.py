@@ -14,6 +14,7 @@ from typing import TypeVar
 import httpx
 
 from anabranch.cli.front import client, model_name, post
+from anabranch.cli.lines import lines_of
 from anabranch.core.config import EngineConfig
 from anabranch.core.request import SamplingParams
 from anabranch.text.tokenizer import Json
@@ -78,11 +79,11 @@ def read_prompts(file: Path | None) -> list[Prompt]:
     """Prompts of a .jsonl (`prompt`, `messages`, `question` or `text`), or a line each."""
     if file is None:
         return []
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = lines_of(file)
     if file.suffix not in (".jsonl", ".json"):
-        return list(lines)
+        return [line for _, line in lines]
     found: list[Prompt] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in lines:
         try:
             row = json.loads(line)
         except ValueError as error:
@@ -93,8 +94,23 @@ def read_prompts(file: Path | None) -> list[Prompt]:
                 value = row.get(name)
         if not isinstance(value, str | list):
             raise ValueError(f"{file}:{number}: no prompt, messages, question or text")
+        if not _encodes(value):
+            raise ValueError(f"{file}:{number}: half of a surrogate pair, which is no text")
         found.append(value)
     return found
+
+
+def _encodes(value: Json) -> bool:
+    """JSON may hold half of a surrogate pair, of which there is no UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_ids(prompt: Prompt) -> bool:
+    return all(isinstance(token, int) for token in prompt)
 
 
 async def _answer(
@@ -105,7 +121,7 @@ async def _answer(
         "max_tokens": settings.max_tokens,
         "temperature": settings.temperature,
     }
-    if settings.chat or not isinstance(prompt, str):
+    if settings.chat or not (isinstance(prompt, str) or _is_ids(prompt)):
         messages: list[Json] = (
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         )

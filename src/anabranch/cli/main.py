@@ -80,7 +80,10 @@ def generate(
     config: EngineConfig,
     prompt: Annotated[list[str] | None, typer.Option(help="a prompt (may be repeated)")] = None,
     file: Annotated[
-        Path | None, typer.Option(help=".jsonl (prompt, messages or question) or one prompt a line")
+        Path | None,
+        typer.Option(
+            help=".jsonl (prompt: text or ids, messages or question) or one prompt a line"
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="tokens to generate", min=1)] = 128,
     temperature: Temperature = 0.0,

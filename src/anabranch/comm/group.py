@@ -149,7 +149,7 @@ class Group:
 
     def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         """The tensor of member `root`; every member passes one of its shape."""
-        if self.transport is None:
+        if self.transport is None or not x.numel():
             return x
         self._log("broadcast", x)
         return self.transport.broadcast(x, root)

@@ -167,7 +167,12 @@ def arch_of(
     )
 
 
+MOST_EXPERTS = 4096
+
+
 def top_k_of(f: Fields, experts: int) -> int:
+    if experts > MOST_EXPERTS:
+        raise ValueError(f"at most {MOST_EXPERTS} routed experts are supported, found {experts}")
     top_k = f.integer("num_experts_per_tok")
     if top_k > experts:
         raise ValueError(f"num_experts_per_tok {top_k} is more than the {experts} experts")

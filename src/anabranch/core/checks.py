@@ -16,6 +16,7 @@ from anabranch.layout.costs import SHIPPED
 Check = Callable[[Ask], tuple[str, Numbers] | None]
 CHECKS: dict[str, Check] = {}
 MOST_THREADS = MOST_RANKS = 1024
+MOST_RUNNING = 16384
 
 
 def check(code: str) -> Callable[[Check], Check]:
@@ -50,6 +51,17 @@ def _ranks(a: Ask) -> tuple[str, Numbers] | None:
         return (
             f"--tp {a.config.tp}: a model copy may have {MOST_RANKS} ranks.",
             {"tp": a.config.tp, "most": MOST_RANKS},
+        )
+    return None
+
+
+@check("running_too_many")
+def _running(a: Ask) -> tuple[str, Numbers] | None:
+    if a.config.max_running > MOST_RUNNING:
+        return (
+            f"--max-running {a.config.max_running}: a replica may run {MOST_RUNNING} requests at "
+            "once.",
+            {"max_running": a.config.max_running, "most": MOST_RUNNING},
         )
     return None
 

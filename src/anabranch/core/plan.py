@@ -136,11 +136,15 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
+NOT_A_TOKEN = -1
+
+
 @dataclass(frozen=True)
 class ReplicaResult:
     """What a replica's step produced.
 
-    seat, token: the seats that drew a token, in plan order (prefill chunks before decode chunks).
+    seat, token: the seats that drew a token, in plan order (prefill chunks before decode chunks);
+    NOT_A_TOKEN where the logits were no numbers.
     logprobs: seat -> logprobs of the drawn token, for seats that asked.
     prompt_logprobs: seat -> one entry per position of this step's chunk whose *next* token is
     known.

@@ -133,7 +133,7 @@ def serve(launch: Launch, channel: Channel, pulse: Pulse, parent: int) -> int:
             run_rank(launch, channel, pulse, watch)
     except BaseException as error:
         # a checkpoint that cannot be loaded is told in one line, as the command line does it
-        told = isinstance(error, ValueError) and not watch.loaded
+        told = isinstance(error, ValueError | OSError) and not watch.loaded
         if not told or os.environ.get("ANABRANCH_TRACEBACK"):
             traceback.print_exc()
         message = str(error) if told else f"{name_of(launch.slot)}: {describe(error)}"

@@ -5,7 +5,7 @@ replica.py's business. A row whose sequence has ended meanwhile is dropped here.
 """
 
 from anabranch.core.messages import Output
-from anabranch.core.plan import ReplicaResult
+from anabranch.core.plan import NOT_A_TOKEN, ReplicaResult
 from anabranch.sched.state import ReplicaFlight, Sequence
 
 
@@ -30,6 +30,14 @@ def collect(flight: ReplicaFlight, result: ReplicaResult) -> list[tuple[Sequence
 
 
 def _drawn(seq: Sequence, seat: int, token: int, result: ReplicaResult) -> Output:
+    if token == NOT_A_TOKEN:
+        return Output(
+            seq.request.id,
+            finish_reason="error",
+            cached_tokens=seq.cached_tokens,
+            error=f"the model's logits at position {len(seq.tokens) - 1} are not finite numbers: "
+            "its weights are damaged, or its values leave the range of the dtype it runs in",
+        )
     prompt_logprobs = None
     if seq.wants_prompt_logprobs:
         prompt_logprobs = tuple(seq.prompt_logprobs)

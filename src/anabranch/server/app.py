@@ -3,13 +3,13 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import anabranch
 from anabranch.server.errors import ApiError, engine_error
@@ -190,6 +190,10 @@ class EventStream(Response):
         self._places = places
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(_HungUp):
+            await self._answer(receive, _to_client(send))
+
+    async def _answer(self, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._service.attend(self._pump(send), _hang_up(receive))
@@ -219,6 +223,22 @@ class EventStream(Response):
                 begun.add(choice.index)
         if job.ask.include_usage:
             yield shape.usage_chunk(usage(job.prompts, job.choices))
+
+
+class _HungUp(Exception):
+    """The connection was closed under an answer."""
+
+
+def _to_client(send: Send) -> Send:
+    """`send`, which tells of a closed connection in one way, whatever the event loop raises."""
+
+    async def deliver(message: Message) -> None:
+        try:
+            await send(message)
+        except (OSError, RuntimeError) as error:
+            raise _HungUp from error
+
+    return deliver
 
 
 async def _send_event(send: Send, body: object) -> None:

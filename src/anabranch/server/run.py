@@ -67,10 +67,10 @@ async def hosting(service: Service, sock: socket.socket) -> AsyncIterator[None]:
 def serve(
     service: Service, sock: socket.socket, on_ready: Callable[[str], None] = lambda url: None
 ) -> int:
-    """Serve on `sock` until a signal or a failure; returns the exit code (0 after a signal).
+    """Serve on `sock` until a signal; returns the exit code.
 
-    A second signal cuts the drain short. Errors of start-up are raised. on_ready gets the address
-    when requests can be served.
+    A second signal cuts the drain short. Errors of start-up are raised, as is RuntimeError when the
+    engine fails later. on_ready gets the address when requests can be served.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(service, sock, on_ready))
@@ -96,7 +96,7 @@ async def _serve(service: Service, sock: socket.socket, on_ready: Callable[[str]
                 reason = f"the engine failed: {failed.result()}"
                 await service.end_all(unavailable(reason, "engine_error"))
                 await asyncio.sleep(_FAILED_SECONDS)
-                return 1
+                raise RuntimeError(reason)
             failed.cancel()
         await service.stop(service.options.drain if starting.done() else 0.0, hurry)
         return 0

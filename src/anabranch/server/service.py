@@ -170,8 +170,16 @@ class Service:
                        code="model_not_found", param="model")  # fmt: skip
 
     def admit(self, count: int) -> None:
-        """Take `count` places in the queue. ApiError 429 if it is full; undone by `release`."""
+        """Take `count` places in the queue; undone by `release`. ApiError 429 if it is full, 400 if
+        it never has so many."""
         self._serving()
+        if count > self._capacity:
+            raise ApiError(
+                400,
+                f"prompt, n: {count} sequences at once, where this server runs or queues "
+                f"{self._capacity}; send fewer a request",
+                param="n",
+            )
         if self._in_flight + count > self._capacity:
             raise ApiError(
                 429,

@@ -14,18 +14,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anabranch.core.plan import Chunks, Join, Phase, ReplicaPlan, ReplicaResult, TokenLogprobs
+from anabranch.core.plan import (
+    NOT_A_TOKEN,
+    Chunks,
+    Join,
+    Phase,
+    ReplicaPlan,
+    ReplicaResult,
+    TokenLogprobs,
+)
 from anabranch.core.request import SamplingParams
 from anabranch.worker.seats import Seats
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Seats that drew, their tokens int64 [n] on the device, and the logits row of each."""
+    """Seats that drew, their tokens int64 [n] on the device, and the logits row of each.
+
+    finite: bool [n]; False where the logits have no highest that is a number, so that the token
+    means nothing.
+    """
 
     seat: tuple[int, ...]
     token: Tensor
     row: tuple[int, ...]
+    finite: Tensor
 
 
 @dataclass(frozen=True)
@@ -70,10 +83,12 @@ class Sampler:
         joins = [seats.joined[p.seat] for p in drawing]
         rows = [p.high - 1 for p in drawing]
         if not drawing:
-            return Drawn((), logits.new_zeros(0, dtype=torch.int64), ())
+            none = logits.new_zeros(0, dtype=torch.int64)
+            return Drawn((), none, (), none.bool())
         chosen = logits if len(rows) == len(logits) else logits[rows]
         chosen = _without_early_stops(chosen, drawing, joins)
-        tokens = chosen.argmax(-1)
+        tokens = chosen.argmax(-1)  # of a row with NaN, where that is
+        finite = chosen.gather(1, tokens.unsqueeze(1)).isfinite().squeeze(1)
         random = [i for i, join in enumerate(joins) if join.sampling.temperature > 0]
         if random:
             where = torch.tensor(random, device=logits.device)
@@ -85,7 +100,7 @@ class Sampler:
             )
         seat = tuple(p.seat for p in drawing)
         seats.tokens[list(seat)] = tokens
-        return Drawn(seat, tokens, tuple(rows))
+        return Drawn(seat, tokens, tuple(rows), finite)
 
 
 def _without_early_stops(logits: Tensor, drawing: list[_Picked], joins: list[Join]) -> Tensor:
@@ -169,12 +184,11 @@ def result_of(plan: ReplicaPlan, logits: Tensor, drawn: Drawn, seats: Seats) -> 
     """What the leading rank reports: tokens, and what requests asked to know about
     distributions.
     """
-    tokens = drawn.token.cpu().numpy().astype(np.int32)
     logprobs = {}
-    for seat, row, token in zip(drawn.seat, drawn.row, tokens, strict=True):
+    for seat, row, token in zip(drawn.seat, drawn.row, drawn.token.tolist(), strict=True):
         count = seats.joined[seat].sampling.logprobs
         if count is not None:
-            logprobs[seat] = token_logprobs(logits[row : row + 1], [int(token)], count)[0]
+            logprobs[seat] = token_logprobs(logits[row : row + 1], [token], count)[0]
     prompt: dict[int, tuple[TokenLogprobs, ...]] = {}
     raw: dict[int, tuple[int, bytes]] = {}
     for p in _picked(plan):
@@ -188,6 +202,7 @@ def result_of(plan: ReplicaPlan, logits: Tensor, drawn: Drawn, seats: Seats) -> 
             following = _following(p)
             rows = logits[p.low : p.low + len(following)]
             prompt[p.seat] = tuple(token_logprobs(rows, following, count))
+    tokens = torch.where(drawn.finite, drawn.token, NOT_A_TOKEN).cpu().numpy().astype(np.int32)
     return ReplicaResult(np.array(drawn.seat, np.int32), tokens, logprobs, prompt, raw)
 
 

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 
 #include "../../ops/cpu/isa.h"
 #include "../../ops/cpu/maker.h"
@@ -24,14 +25,6 @@ using anabranch::text;
 void check_signals() {
   nb::gil_scoped_acquire held;
   if (PyErr_CheckSignals()) throw nb::python_error();
-}
-
-const Kernels* kernels_of(const std::string& isa) {
-  int count;
-  const Isa* all = isas(&count);
-  for (int i = 0; i < count; ++i)
-    if (isa == all[i].name && all[i].runnable) return all[i].kernels;
-  throw nb::value_error(("instruction set '" + isa + "' was not compiled or cannot run here").c_str());
 }
 
 void read_nonce(nb::bytes given, uint64_t nonce[2]) {
@@ -91,11 +84,12 @@ struct RowsOf : Tensor {
   int64_t nbytes() const { return size(0) * row_bytes; }
 };
 
-Type summed_type(const Tensor& t) {
+// The type in which a tensor's elements are summed here, if they can be.
+std::optional<Type> summed_type(const Tensor& t) {
   if (t.f32()) return Type::f32;
   if (t.is(kBfloat, 16)) return Type::bf16;
   if (t.is(kFloat, 16)) return Type::f16;
-  t.wrong("float32, bfloat16 and float16 can be summed");
+  return std::nullopt;
 }
 
 // Where each member's rows are among rows of one size, how many they are, and how many this member's.
@@ -114,7 +108,8 @@ class Group {
     channel_.barrier();
   }
 
-  // Every verb writes to `out` where one is given, and returns it or a new tensor.
+  // Every verb writes to `out` where one is given, and returns it or a new tensor. Those that sum return
+  // none, before they begin, for a dtype that they cannot sum.
 
   nb::object all_gather(nb::handle x_, nb::handle counts, nb::object given) {
     const RowsOf x(reader_, x_, "all_gather", "x");
@@ -131,21 +126,23 @@ class Group {
     const RowsOf x(reader_, x_, "reduce_scatter", "x");
     const Cut& cut = cut_rows(counts, x, first_);
     x.need(x.size(0) == cut.rows, "its rows are not sum(counts)");
-    const Type type = summed_type(x);
+    const std::optional<Type> type = summed_type(x);
+    if (!type) return nb::none();
     nb::object result = given.is_none() ? maker_.empty(x, cut.mine) : given;
     const RowsOf out = output(result, x, "reduce_scatter", cut.mine);
     const nb::gil_scoped_release unlocked;
-    channel_.reduce_scatter(type, x.bytes(), out.bytes(), cut.parts);
+    channel_.reduce_scatter(*type, x.bytes(), out.bytes(), cut.parts);
     return result;
   }
 
   nb::object all_reduce(nb::handle x_, nb::object given) {
     const RowsOf x(reader_, x_, "all_reduce", "x");
-    const Type type = summed_type(x);
+    const std::optional<Type> type = summed_type(x);
+    if (!type) return nb::none();
     nb::object result = given.is_none() ? maker_.empty(x, x.size(0)) : given;
     const RowsOf out = output(result, x, "all_reduce", x.size(0));
     const nb::gil_scoped_release unlocked;
-    channel_.all_reduce(type, x.bytes(), out.bytes(), x.nbytes());
+    channel_.all_reduce(*type, x.bytes(), out.bytes(), x.nbytes());
     return result;
   }
 
@@ -179,7 +176,9 @@ class Group {
     out.need(out.size(1) % channel_.size() == 0, "its heads do not divide over the members");
     lse.need(lse.size(0) == out.size(0) && lse.size(1) == out.size(1), "it must be out's shape less the last dim");
     Partials p{};
-    p.type = summed_type(out);
+    const std::optional<Type> type = summed_type(out);
+    if (!type) out.wrong("float32, bfloat16 and float16 can be merged");
+    p.type = *type;
     p.rows = out.size(0);
     p.heads = out.size(1) / channel_.size();
     p.width = out.size(2);

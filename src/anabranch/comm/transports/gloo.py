@@ -62,7 +62,7 @@ class GlooTransport(Transport):
         out = rows.new_empty(size, longest, rows.shape[1])
         self._wait("all_gather", lambda: self._gloo.allgather([list(out.unbind(0))], [padded]))
         if min(counts) == longest:
-            return _typed(out.view(size * longest, -1), x)
+            return _typed(out.flatten(0, 1), x)
         return _typed(torch.cat([out[i, :n] for i, n in enumerate(counts)]), x)
 
     def all_to_all(self, x: Tensor, send: Counts, recv: Counts) -> Tensor:
@@ -149,8 +149,8 @@ def _bytes(x: Tensor) -> Tensor:
     """[rows, ...] -> uint8 [rows, bytes]."""
     if not x.numel():
         return x.new_empty((x.shape[0], _width(x) * x.element_size()), dtype=torch.uint8)
-    flat = x.contiguous().view(-1).view(torch.uint8)  # a dim of size 1 may have any stride
-    return flat.view(x.shape[0], -1)
+    dense = x.contiguous()  # where a dim of size 1 may still have any stride
+    return dense.as_strided((x.numel(),), (1,)).view(torch.uint8).view(x.shape[0], -1)
 
 
 def _typed(rows: Tensor, like: Tensor) -> Tensor:

@@ -49,14 +49,12 @@ class ShmTransport(Transport):
         return self.native.all_to_all(x, send, recv)
 
     def reduce_scatter(self, x: Tensor, counts: Counts) -> Tensor:
-        if x.dtype not in SUMMED:
-            return super().reduce_scatter(x, counts)
-        return self.native.reduce_scatter(x, counts)
+        out = self.native.reduce_scatter(x, counts)
+        return super().reduce_scatter(x, counts) if out is None else out
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        if x.dtype not in SUMMED or x.dim() == 0:
-            return super().all_reduce(x)
-        return self.native.all_reduce(x)
+        out = self.native.all_reduce(x) if x.dim() else None
+        return super().all_reduce(x) if out is None else out
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         return self.native.broadcast(x, root)

@@ -83,7 +83,7 @@ struct Groups {
 class Provider {
  public:
   Provider(const std::string& isa, int threads, nb::handle tensor_type)
-      : kernels_(find(isa)), threads_(threads < 1 ? 1 : threads), reader_(tensor_type) {}
+      : kernels_(kernels_of(isa)), threads_(threads < 1 ? 1 : threads), reader_(tensor_type) {}
 
   void copy_rows(nb::handle dst_, nb::handle src_, nb::handle offset_, nb::handle count_,
                  nb::str direction) const;
@@ -108,14 +108,6 @@ class Provider {
                    nb::handle down_bias_, nb::handle out_) const;
 
  private:
-  static const Kernels* find(const std::string& isa) {
-    int count;
-    const Isa* all = isas(&count);
-    for (int i = 0; i < count; ++i)
-      if (isa == all[i].name && all[i].runnable) return all[i].kernels;
-    throw nb::value_error(("instruction set '" + isa + "' was not compiled or cannot run here").c_str());
-  }
-
   int64_t integer(nb::handle value, const char* name) const;
   const float* sink(nb::handle object, const char* op, int64_t heads) const;
   PagedArgs paged(const char* op, nb::handle q_, nb::handle pool_, nb::handle table_, nb::handle lens_,

@@ -1,5 +1,7 @@
 #include "isa.h"
 
+#include <stdexcept>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -85,6 +87,14 @@ const Isa* isas(int* count) {
   };
   *count = sizeof all / sizeof *all;
   return all;
+}
+
+const Kernels* kernels_of(const std::string& isa) {
+  int count;
+  const Isa* all = isas(&count);
+  for (int i = 0; i < count; ++i)
+    if (isa == all[i].name && all[i].runnable) return all[i].kernels;
+  throw std::invalid_argument("instruction set '" + isa + "' was not compiled or cannot run here");
 }
 
 bool has_tiles() { return runs_tiles(); }

@@ -23,7 +23,7 @@ class Pool {
   static constexpr size_t kKept = 4, kRoom = size_t{128} << 20;
 
   static int size_class(int64_t bytes) {
-    int n = 0;
+    int n = bytes >> kLeast ? 4 * (63 - kLeast - __builtin_clzll(bytes)) : 0;  // the octave's first
     while (bytes_of(n) < bytes) ++n;
     return n;
   }

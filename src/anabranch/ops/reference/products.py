@@ -49,22 +49,23 @@ def run_experts(
 ) -> Tensor:
     """See ``signatures.RunExperts``. Rows are taken expert by expert."""
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    flat = ids.flatten()
-    order = flat.argsort(stable=True)
-    counts = torch.bincount(flat, minlength=first + len(down)).tolist()
-    at = sum(counts[:first])
-    for local in range(len(down)):
-        n = counts[first + local]
+    local = ids.flatten() - first
+    elsewhere = (local < 0) | (local >= len(down))
+    local = local.masked_fill(elsewhere, len(down))  # behind those that are here
+    order = local.argsort(stable=True)
+    counts = torch.bincount(local, minlength=len(down) + 1).tolist()
+    at = 0
+    for expert, n in enumerate(counts[:-1]):
         if n:
             pairs = order[at : at + n]
             rows = pairs // ids.shape[1]
-            both = F.linear(x.index_select(0, rows), gate_up[local], _row(gate_up_bias, local))
+            both = F.linear(x.index_select(0, rows), gate_up[expert], _row(gate_up_bias, expert))
             hidden = gated(both, limit=limit, alpha=alpha, shift=shift)
-            out = F.linear(hidden, down[local], _row(down_bias, local))
+            out = F.linear(hidden, down[expert], _row(down_bias, expert))
             total.index_add_(0, rows, out.float() * weights.view(-1, 1).index_select(0, pairs))
         at += n
     return total.to(x.dtype)
 
 
-def _row(bias: Tensor | None, local: int) -> Tensor | None:
-    return None if bias is None else bias[local]
+def _row(bias: Tensor | None, expert: int) -> Tensor | None:
+    return None if bias is None else bias[expert]
