@@ -3,8 +3,9 @@
 Ledger X10: at 16k tokens, KV striped and heads owned (--attn-cp 2 --dcp 2) against KV and decode
 replicated (--attn-cp 2 --dcp 1 --decode-attn replicated): KV bytes per rank, and the time between
 tokens, by turns in one run. And the first token of an 8k prompt: two ranks of one core against one.
-Of each the quietest turn counts, as what else the host does moves all. A random MLA model with the
-cached row of the released ones (512 + 64) whose decode is mostly attention over the cache.
+Of each the quietest turn counts, as what else the host does moves all. A random MLA model whose
+decode is mostly attention over the cache: heads and cached row of Kimi Linear (32; 512 + 64), all
+else small.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from anabranch.engine.llm import LLM
 MODEL = {
     "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 4096,
     "hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 256,
-    "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 16,
+    "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 32,
     "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64,
     "v_head_dim": 64, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2,
     "first_k_dense_replace": 1, "moe_layer_freq": 1, "topk_method": "greedy", "n_group": 1,
