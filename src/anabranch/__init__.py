@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from anabranch.core.request import SamplingParams
-    from anabranch.engine.llm import LLM
+    from anabranch.engine.llm import LLM, AsyncLLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    if name == "LLM":
-        from anabranch.engine.llm import LLM
+    if name in ("LLM", "AsyncLLM"):
+        from anabranch.engine import llm
 
-        return LLM
+        return vars(llm)[name]
     if name == "SamplingParams":
         from anabranch.core.request import SamplingParams
 

@@ -63,7 +63,9 @@ async def end_of_streams(url: str, victim: int, number: int) -> list[float]:
         pytest.param("rank", signal.SIGSTOP, marks=pytest.mark.slow),
     ],
 )
-def test_a_dead_or_stopped_process_ends_the_tree(who: str, number: int) -> None:
+def test_a_dead_or_stopped_process_ends_the_tree(
+    who: str, number: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     with running(*FLAGS) as (url, server):
         pids = [server.pid, *descendants(server.pid)]
         victim = victims(server.pid)[who]
@@ -78,3 +80,6 @@ def test_a_dead_or_stopped_process_ends_the_tree(who: str, number: int) -> None:
             again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             again.bind(("127.0.0.1", int(url.rsplit(":", 1)[1])))
     assert told < 5 and health < 5 and gone < 10, (told, health, gone)
+    said = capfd.readouterr()
+    assert "anabranch: the engine failed" in said.err
+    assert "KV cache: " in said.out and "bytes a token on each rank" in said.out

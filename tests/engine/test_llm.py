@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import anabranch.demo
+from anabranch import LLM, AsyncLLM
 from anabranch.core.request import FieldError, SamplingParams
 from anabranch.core.resolve import Refusal
-from anabranch.engine.llm import LLM, AsyncLLM, Option
+from anabranch.engine.llm import Option
 
 WAYS: dict[str, dict[str, Option]] = {
     "threads": {"tp": 2, "attn_dp": 2, "ranks": "threads"},
@@ -192,6 +193,8 @@ def test_ends_past_the_vocabulary_are_never_drawn(
 
 
 def test_async(model: Path, alone: LLM) -> None:
+    import torch
+
     async def work() -> None:
         async with await AsyncLLM.start(model, **COMMON) as llm:
             found = await asyncio.gather(*(llm.generate(p, GREEDY) for p in PROMPTS))
@@ -199,6 +202,16 @@ def test_async(model: Path, alone: LLM) -> None:
             async with aclosing(llm.stream("hello there", GREEDY)) as deltas:
                 assert (await anext(deltas)).finish_reason is None
             assert (await llm.client.stats()).running == 0
+            for split in (None, 1):
+                logits = await llm.score(PROMPTS[1], split)
+                assert np.array_equal(logits, alone.score(PROMPTS[1], split))
+            with pytest.raises(ValueError, match="prompt"):
+                await llm.score([10**6])
+            before = await llm.score(PROMPTS[1])
+            await llm.update_weights({"model.norm.weight": torch.full((96,), 2.0)})
+            assert np.abs(await llm.score(PROMPTS[1]) - before).max() > 1e-2
+            with pytest.raises(ValueError, match="no tensor 'x'"):
+                await llm.update_weights({"x": torch.zeros(1)})
 
     wanted = alone.generate(PROMPTS, GREEDY)
     asyncio.run(asyncio.wait_for(work(), 60))

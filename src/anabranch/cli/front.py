@@ -57,15 +57,25 @@ def make_service(
 def run_server(
     config: EngineConfig, options: ServeOptions, as_json: bool, early: Early | None
 ) -> int:
-    """Serve until told to end. Prints where, once requests can be served."""
+    """Serve until told to end. Prints where, and what is cached, once requests can be served."""
     service = make_service(config, options, early)
     sock = listen(options)
 
     def announce(url: str) -> None:
+        ready = service.engine.ready
+        assert ready is not None
+        kv = json.loads(ready.info)["kv"]
         if as_json:
-            print(json.dumps({"event": "ready", "url": url, "models": service.names}), flush=True)
-        else:
-            print(f"serving {service.names[0]} on {url} (OpenAI API at {url}/v1)", flush=True)
+            event = {"event": "ready", "url": url, "models": service.names, "kv": kv}
+            print(json.dumps(event), flush=True)
+            return
+        copies = "1 copy" if kv["copies"] == 1 else f"{kv['copies']} copies"
+        print(
+            f"serving {service.names[0]} on {url} (OpenAI API at {url}/v1)\n"
+            f"KV cache: {kv['tokens']:,} tokens, {kv['bytes_per_token_per_rank']:,.0f} bytes a "
+            f"token on each rank, {copies} of a token in a replica",
+            flush=True,
+        )
 
     return serve(service, sock, announce)
 

@@ -57,10 +57,16 @@ class _Texts:
             self._need()
         if self.tokenizer is not None:
             sampling = sampling.with_ends(self.tokenizer.eos_ids, ready.vocab_size)
-        request = Request(self.new_id(), tuple(ids), sampling)
+        request = Request(self._new_id(), tuple(ids), sampling)
         return request.check(ready.vocab_size, ready.max_model_len)
 
-    def new_id(self) -> str:
+    def scoring(self, ids: Sequence[int], decode_from: int | None, ready: Ready) -> Request:
+        """A request for the logits of given ids. FieldError for what cannot be served."""
+        split = len(ids) if decode_from is None else decode_from
+        request = Request(self._new_id(), tuple(int(i) for i in ids), score_from=split)
+        return request.check(ready.vocab_size, ready.max_model_len)
+
+    def _new_id(self) -> str:
         return f"llm-{next(self._numbers)}"
 
     def chat(self, messages: Sequence[Message], variables: Mapping[str, Json] | None) -> list[int]:
@@ -164,15 +170,8 @@ class LLM(AbstractContextManager["LLM"]):
         The first `decode_from` (default: all) are computed by prefill, the rest one by one as
         decode steps, each given its id.
         """
-        split = len(ids) if decode_from is None else decode_from
-        request = Request(self._texts.new_id(), tuple(int(i) for i in ids), score_from=split)
-        request.check(self.ready.vocab_size, self.ready.max_model_len)
-        pieces: list[bytes] = []
-        for output in self._outputs([request]):
-            if output.finish_reason == "error":
-                raise ValueError(output.error)
-            pieces += [data for _, data in output.logits]
-        return np.frombuffer(b"".join(pieces), np.float32).reshape(len(ids), -1)
+        request = self._texts.scoring(ids, decode_from, self.ready)
+        return _logits(list(self._outputs([request])), len(ids))
 
     def update_weights(self, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Write whole checkpoint tensors, by released name, in place on every rank.
@@ -181,16 +180,7 @@ class LLM(AbstractContextManager["LLM"]):
         every phase sees them; cached prefixes are forgotten. ValueError, with nothing written, for
         unknown names, wrong shapes, packed floats without scales, and integers for floats.
         """
-        from safetensors.torch import save
-
-        apart: dict[str, torch.Tensor] = {}
-        memories: set[int] = set()
-        for name, tensor in tensors.items():  # the format has no shared memory
-            whole = tensor.contiguous()
-            memory = whole.untyped_storage().data_ptr()
-            apart[name] = whole.clone() if memory in memories else whole
-            memories.add(memory)
-        self._port.control("update_weights", save(apart))
+        self._port.control("update_weights", _packed(tensors))
 
     def stats(self) -> Stats:
         return self._port.stats()
@@ -279,6 +269,18 @@ class AsyncLLM(AbstractAsyncContextManager["AsyncLLM"]):
             async for delta in deltas:
                 yield delta
 
+    async def score(
+        self, ids: Sequence[int], decode_from: int | None = None
+    ) -> NDArray[np.float32]:
+        """See `LLM.score`."""
+        request = self._texts.scoring(ids, decode_from, self._ready())
+        async with aclosing(self.client.submit(request)) as outputs:
+            return _logits([output async for output in outputs], len(ids))
+
+    async def update_weights(self, tensors: "Mapping[str, torch.Tensor]") -> None:
+        """See `LLM.update_weights`."""
+        await self.client.control("update_weights", _packed(tensors))
+
     async def close(self) -> None:
         await self.client.shutdown()
         self._texts.close()
@@ -291,10 +293,13 @@ class AsyncLLM(AbstractAsyncContextManager["AsyncLLM"]):
     ) -> None:
         await self.close()
 
+    def _ready(self) -> Ready:
+        assert self.client.ready is not None, "asked before it was ready"
+        return self.client.ready
+
     def _collector(self, prompt: Prompt, sampling: SamplingParams | None) -> Collector:
-        ready = self.client.ready
-        assert ready is not None, "asked before it was ready"
-        return Collector(self._texts.request(prompt, sampling, ready), self._texts.tokenizer)
+        request = self._texts.request(prompt, sampling, self._ready())
+        return Collector(request, self._texts.tokenizer)
 
     async def _deltas(self, collector: Collector) -> AsyncGenerator[Delta]:
         async with aclosing(self.client.submit(collector.request)) as outputs:
@@ -302,6 +307,29 @@ class AsyncLLM(AbstractAsyncContextManager["AsyncLLM"]):
                 yield collector.take(output)
                 if collector.finish_reason is not None:
                     return
+
+
+def _logits(outputs: Sequence[Output], rows: int) -> NDArray[np.float32]:
+    """The pieces of a scoring request's outputs, together [rows, V]. ValueError if it failed."""
+    failed = [output.error for output in outputs if output.finish_reason == "error"]
+    if failed:
+        raise ValueError(failed[0])
+    pieces = [data for output in outputs for _, data in output.logits]
+    return np.frombuffer(b"".join(pieces), np.float32).reshape(rows, -1)
+
+
+def _packed(tensors: "Mapping[str, torch.Tensor]") -> bytes:
+    """A safetensors file, a format without shared memory."""
+    from safetensors.torch import save
+
+    apart: dict[str, torch.Tensor] = {}
+    memories: set[int] = set()
+    for name, tensor in tensors.items():
+        whole = tensor.contiguous()
+        memory = whole.untyped_storage().data_ptr()
+        apart[name] = whole.clone() if memory in memories else whole
+        memories.add(memory)
+    return save(apart)
 
 
 def _config(model: str | Path | None, options: Mapping[str, Option]) -> EngineConfig:
